@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a registry's state, as pure functions: all is checked before anything is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headswap.registry.entry import AdapterEntry, check_target
+from headswap.registry.errors import DuplicateArchitectureError, RegistrationError
+from headswap.registry.rules import DEFAULT_RULES, SuffixRule, WeightRule, split
+from headswap.registry.state import Head, State
+from headswap.registry.tables import Tables
+
+Clash = tuple[str, str, str]
+
+
+def owner_of(target: Any) -> str:
+    """The module that a target comes from."""
+    if isinstance(target, str):
+        return target.partition(":")[0]
+    return str(getattr(target, "__module__", type(target).__module__))
+
+
+def as_entries(entries: Mapping[str, Any] | Iterable[AdapterEntry]) -> tuple[AdapterEntry, ...]:
+    """Entries from a name -> target mapping, or as they are."""
+    if isinstance(entries, Mapping):
+        return tuple(AdapterEntry(n, t, owner=owner_of(t)) for n, t in entries.items())
+    made = tuple(entries)
+    for entry in made:
+        if not isinstance(entry, AdapterEntry):
+            raise RegistrationError(f"Expected AdapterEntry values or a mapping; got {entry!r}.")
+    return made
+
+
+def add_entries(
+    state: State, entries: Sequence[AdapterEntry], tables: Tables, replacing: bool
+) -> State:
+    """`state` with all `entries`, or `DuplicateArchitectureError` naming every clash."""
+    filled = [_with_task(entry, state.rules) for entry in entries]
+    _refuse([] if replacing else [c for e in filled for c in _clash(state, tables, e)])
+    _refuse(_doubled(filled))
+    return replace(state, entries={**state.entries, **{e.architecture: e for e in filled}})
+
+
+def _with_task(entry: AdapterEntry, rules: Iterable[SuffixRule]) -> AdapterEntry:
+    found = split(entry.architecture, rules) if entry.task is None else None
+    return replace(entry, task=found[1].task) if found else entry
+
+
+def _clash(state: State, tables: Tables, entry: AdapterEntry) -> list[Clash]:
+    taken = state.entries.get(entry.architecture) or tables.entry(entry.architecture)
+    if taken is None or taken.target == entry.target:
+        return []
+    return [(entry.architecture, taken.owner, entry.owner)]
+
+
+def _doubled(entries: Sequence[AdapterEntry]) -> list[Clash]:
+    seen: dict[str, AdapterEntry] = {}
+    clashes = []
+    for entry in entries:
+        first = seen.setdefault(entry.architecture, entry)
+        if first.target != entry.target:
+            clashes.append((entry.architecture, first.owner, entry.owner))
+    return clashes
+
+
+def _refuse(clashes: Sequence[Clash]) -> None:
+    if not clashes:
+        return
+    listed = "; ".join(f"{name} (owned by {old}, asked for by {new})" for name, old, new in clashes)
+    raise DuplicateArchitectureError(
+        f"Already registered: {listed}. Nothing was registered; pass replace=True to replace.",
+        clashes=tuple(clashes),
+    )
+
+
+def add_alias(state: State, old: str, new: str, tables: Tables, replacing: bool) -> State:
+    """`state` with `old` standing for `new`; a name that is taken is refused."""
+    taken = state.entries.get(old) or tables.entry(old)
+    aimed = state.aliases.get(old)
+    if not replacing and (taken is not None or aimed not in (None, new)):
+        _refuse([(old, taken.owner if taken else f"alias of {aimed}", f"alias of {new}")])
+    if old == new:
+        raise RegistrationError(f"{old!r} can't be an alias of itself.")
+    return replace(state, aliases={**state.aliases, old: new})
+
+
+def add_rule(state: State, rule: SuffixRule, replacing: bool) -> State:
+    """`state` with a suffix rule before the built-in ones."""
+    same = [r for r in state.rules if r.suffix == rule.suffix]
+    if rule in same:
+        return state
+    if same and not replacing:
+        _refuse([(rule.suffix, same[0].owner, rule.owner)])
+    kept = [r for r in state.rules if r.suffix != rule.suffix]
+    own = [r for r in kept if r not in DEFAULT_RULES]
+    return replace(state, rules=(*own, rule, *(r for r in kept if r in DEFAULT_RULES)))
+
+
+def add_head(state: State, name: str, target: Any, owner: str, replacing: bool) -> State:
+    """`state` with a head family."""
+    if isinstance(target, str):
+        check_target(target)
+    taken = state.heads.get(name)
+    if taken is not None and taken.target != target and not replacing:
+        _refuse([(name, taken.owner, owner)])
+    return replace(state, heads={**state.heads, name: Head(target, owner)})
+
+
+def add_weight_rule(state: State, rule: WeightRule) -> State:
+    """`state` with a renaming after the ones it has; the same one twice is one."""
+    same = [(r.architecture, r.pattern) for r in state.weight_rules]
+    if (rule.architecture, rule.pattern) not in same:
+        return replace(state, weight_rules=(*state.weight_rules, rule))
+    if rule not in state.weight_rules:
+        _refuse([(f"{rule.architecture}: {rule.pattern}", "another rule", rule.owner)])
+    return state
+
+
+def put_back(
+    state: State, entries: Sequence[AdapterEntry], before: Mapping[str, AdapterEntry]
+) -> State:
+    """`state` with the names of `entries` as they were in `before`."""
+    names = {entry.architecture for entry in entries}
+    kept = {n: e for n, e in state.entries.items() if n not in names}
+    return replace(state, entries={**kept, **{n: before[n] for n in names if n in before}})
+
+
+def owned(staged: State, base: State, owner: str) -> State:
+    """`staged` with `owner` as the owner of every entry that `base` has not."""
+    return replace(
+        staged,
+        entries={
+            name: entry if base.entries.get(name) is entry else replace(entry, owner=owner)
+            for name, entry in staged.entries.items()
+        },
+        heads={
+            name: head if name in base.heads else Head(head.target, owner)
+            for name, head in staged.heads.items()
+        },
+    )
+
+
+def served_names(names: Iterable[str], rules: Sequence[SuffixRule]) -> list[str]:
+    """Names without an entry that a suffix rule would serve from one of `names`."""
+    found = []
+    for name in names:
+        parts = split(name, rules)
+        if parts is None:
+            continue
+        stem, own = parts
+        found += [stem + rule.suffix for rule in rules if own.suffix in rule.sources]
+    return found
