@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the concrete class of a conversion, once per request.
+
+A class is the mix of a task's model (`model.py`) with either the architecture's own
+classification class ("native": backbone, head, tensor names and loading are transformers'), or the
+family's `PreTrainedModel` with a backbone lifted out of the source class and a head from the table.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from headswap.convert.conversion import NON_STOCK, TASK_SUFFIX, Conversion, marks
+from headswap.convert.derive import output_layers
+from headswap.convert.model import (
+    ConvertedModel,
+    EmbeddingModel,
+    SequenceClassificationModel,
+    TokenClassificationModel,
+)
+from headswap.heads import (
+    Dense,
+    HeadFamily,
+    HeadSpec,
+    default_family,
+    family,
+    native_family,
+)
+from headswap.heads.spec import BASE, checked_pooling
+from headswap.registry import Task
+
+_TASK_MODEL: dict[Task, type[ConvertedModel]] = {
+    "classify": SequenceClassificationModel,
+    "reward": SequenceClassificationModel,
+    "token-classify": TokenClassificationModel,
+    "embed": EmbeddingModel,
+}
+
+
+class ConvertedClass(type):
+    """The type of converted classes; exists so that pickle knows how to make one again."""
+
+
+def _reduce(cls: ConvertedClass) -> Any:
+    made: Any = cls
+    if "made_from" not in cls.__dict__:
+        return cls.__qualname__
+    return build_class, made.made_from
+
+
+copyreg.pickle(ConvertedClass, _reduce)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=None)
+def build_class(
+    source: type[PreTrainedModel],
+    conversion: Conversion,
+    name: str,
+    native: bool,
+    lm_class: type[PreTrainedModel] | None = None,
+) -> Any:
+    """The class that serves `conversion` with `source`; the same object for the same arguments.
+
+    `native` says that `source` already has the task's head; `lm_class` is the causal class whose
+    output rows label tokens refer to.
+    """
+    parent = source if native else pretrained_parent(source)
+    namespace = {
+        "__module__": __name__,
+        "__qualname__": name,
+        "__doc__": f"{source.__name__}, converted by headswap ({conversion.task}).",
+        "__init__": _init_native if native else _init_lifted,
+        "config_class": source.config_class,
+        "base_model_prefix": backbone_name(source),
+        "conversion": conversion,
+        "source_class": source,
+        "lm_class": lm_class,
+        "native": native,
+        "_keep_in_fp32_modules_strict": _fp32_modules(source, conversion, native),
+        "made_from": (source, conversion, name, native, lm_class),
+    }
+    return ConvertedClass(name, (_TASK_MODEL[conversion.task], parent), namespace)
+
+
+def _fp32_modules(source: Any, conversion: Conversion, native: bool) -> set[str]:
+    """Names of modules that stay fp32 whatever dtype is asked for: the source's, and the head."""
+    kept = set(getattr(source, "_keep_in_fp32_modules_strict", None) or ())
+    if conversion.task == "embed":
+        return kept
+    if conversion.head:
+        rows = family(conversion.head)
+    elif native:
+        rows = native_family(source.config_class.model_type, source, conversion.task)
+    else:
+        rows = default_family(conversion.task)
+    paths = [layer.path.removeprefix(f"{BASE}.") for layer in rows.layers if isinstance(layer, Dense)]
+    return kept | {path.split(".")[0] for path in paths}
+
+
+def pretrained_parent(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The family's abstract class: the first ancestor that has no forward of its own.
+
+    It carries what the family needs for loading and placing (dtype rules, split rules, weight
+    initialisation) without a language model's head.
+    """
+    for cls in source.__mro__[1:]:
+        if issubclass(cls, PreTrainedModel) and "forward" not in _methods(cls):
+            return cls
+    return PreTrainedModel
+
+
+def _methods(cls: type) -> set[str]:
+    family_part = cls.__mro__[: cls.__mro__.index(PreTrainedModel)]
+    return {name for ancestor in family_part for name in vars(ancestor)}
+
+
+def backbone_name(source: type[PreTrainedModel]) -> str:
+    """The attribute that holds the backbone ("model" where the class names none)."""
+    return source.base_model_prefix or "model"
+
+
+def _init_native(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    config = self.conversion.apply(config)
+    self.source_class.__init__(self, config, *args, **kwargs)
+    self.head_spec = head_spec(type(self), config)
+    _fit_output(self, self.head_spec.output)
+
+
+def _init_lifted(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    config = self.conversion.apply(config)
+    pretrained_parent(self.source_class).__init__(self, config)
+    self.num_labels = config.num_labels
+    source = self.source_class(config, *args, **{**_without_pooler(self.source_class), **kwargs})
+    setattr(self, self.base_model_prefix, lift(source))
+    self.head_spec = head_spec(type(self), config)
+    attach_head(self, self.head_spec, row_width(source))
+    self.post_init()
+
+
+def _without_pooler(source: type[PreTrainedModel]) -> dict[str, bool]:
+    """Encoders build a pooler unless told not to; a lifted backbone has its head elsewhere."""
+    known = inspect.signature(source.__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
+
+
+def _fit_output(model: Any, output: Dense) -> None:
+    """Give the native output layer the bias or the second row that a mark asks for."""
+    linear = model.get_submodule(output.path)
+    out = model.config.num_labels if output.out == "labels" else int(output.out)
+    if linear.out_features != out or (linear.bias is not None) != output.bias:
+        _attach(model, output, nn.Linear(linear.in_features, out, bias=output.bias))
+
+
+def lift(source: PreTrainedModel) -> nn.Module:
+    """The backbone of `source`: the module under its prefix, or `source` itself."""
+    return getattr(source, backbone_name(type(source)), source)
+
+
+def row_width(source: PreTrainedModel) -> int:
+    """Width of the rows that the source feeds its own output embedding, else its hidden size."""
+    output = source.get_output_embeddings()
+    if isinstance(output, nn.Linear):
+        return output.in_features
+    return int(source.config.get_text_config().hidden_size)
+
+
+def attach_head(model: nn.Module, spec: HeadSpec, width: int) -> None:
+    """Add the head's linear layers to `model`, each under its path, fp32."""
+    for layer in spec.dense:
+        out = {"labels": model.config.num_labels, "hidden": width}.get(str(layer.out), layer.out)
+        _attach(model, layer, nn.Linear(width, int(out), bias=layer.bias))
+        width = int(out)
+
+
+def _attach(model: nn.Module, layer: Dense, linear: nn.Linear) -> None:
+    *parents, leaf = layer.path.split(".")
+    for name in parents:
+        if not hasattr(model, name):
+            model.add_module(name, nn.Module())
+        model = getattr(model, name)
+    model.add_module(leaf, linear)
+
+
+def head_family(cls: Any, config: Any) -> HeadFamily:
+    """The family that serves class `cls`: the asked one, the native one, or the default."""
+    task = cls.conversion.task
+    asked = cls.conversion.head or marks(config).get("head")
+    if asked:
+        return family(asked)
+    if cls.native:
+        return native_family(config.model_type, cls.source_class, task)
+    return default_family(task)
+
+
+def head_spec(cls: Any, config: Any) -> HeadSpec:
+    """The head of class `cls` under `config`, with pooling and marks applied."""
+    task = cls.conversion.task
+    asked = cls.conversion.pooling or marks(config).get("pooling")
+    if task == "embed":
+        return HeadSpec("embedding", checked_pooling(asked or "last"))
+    spec = head_family(cls, config).spec(config, base=cls.base_model_prefix if cls.native else None)
+    spec = replace(spec, layers=output_layers(spec.layers, marks(config)))
+    if task == "token-classify":
+        return replace(spec, pooling="all")
+    if asked == "compat":
+        return replace(spec, compat=True)
+    return replace(spec, pooling=checked_pooling(asked)) if asked else spec
+
+
+def as_non_stock(cls: Any) -> Any:
+    """The same class under a name that no other tool knows, for a head that a stock config cannot
+    express: another loader then refuses instead of giving other scores."""
+    source, conversion, name, native, lm_class = cls.made_from
+    return build_class(source, conversion, non_stock_name(name), native, lm_class)
+
+
+def non_stock_name(architecture: str) -> str:
+    """`LlamaForSequenceClassification` -> `LlamaHeadswapForSequenceClassification`."""
+    for suffix in TASK_SUFFIX.values():
+        if architecture.endswith(suffix) and NON_STOCK not in architecture:
+            return f"{architecture.removesuffix(suffix)}{NON_STOCK}{suffix}"
+    return architecture
+
+
+def __getattr__(name: str) -> Any:
+    """The default class of that name, so that `headswap.convert.classes.<name>` is a real path."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    from headswap.convert.api import class_by_name
+
+    return class_by_name(name)

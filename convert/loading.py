@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strict loading: transformers reads the tensors, and every one of them is accounted for."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headswap.convert.conversion import mark
+from headswap.convert.model import require_head
+from headswap.registry.errors import WeightError
+
+# Tensors that a converted model has no use for, each with the reason that the report gives.
+_DROPS = tuple(
+    (re.compile(pattern), reason)
+    for pattern, reason in (
+        (r"(^|\.)(lm_head|embed_out|output_projection|proj_out)\.", "language-model head"),
+        (r"^(cls|predictions|generator_predictions|discriminator_predictions|vocab_transform|"
+         r"vocab_layer_norm|vocab_projector|lm_predictions|pred_layer|lm_loss|"
+         r"mlm_bias_fc|output)\.", "pre-training head"),
+        (r"(^|\.)pooler\.", "pooler that this head does not use"),
+        (r"(^|\.)(position_ids|token_type_ids)$", "buffer that is computed, not stored"),
+        (r"\.rotary_emb\.inv_freq$|\.inv_freq$", "buffer that is computed, not stored"),
+        (r"\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$", "causal mask buffer"),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingInfo:
+    """What the loader said: names of tensors, sorted."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[tuple[str, Any, Any], ...]
+
+
+def drop_reason(name: str) -> str | None:
+    """Why a converted model needs no tensor `name`; None if no reason is known."""
+    return next((reason for pattern, reason in _DROPS if pattern.search(name)), None)
+
+
+def read_class(cls: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, LoadingInfo]:
+    """transformers' own `from_pretrained` of `cls`, and what it found; judges nothing."""
+    with _quiet_loader():
+        model, info = PreTrainedModel.from_pretrained.__func__(
+            cls, path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+    mismatched = sorted((name, tuple(a), tuple(b)) for name, a, b in info["mismatched_keys"])
+    missing = set(info["missing_keys"]) - {name for name, _, _ in mismatched}
+    return model, LoadingInfo(
+        tuple(sorted(missing)), tuple(sorted(info["unexpected_keys"])), tuple(mismatched)
+    )
+
+
+def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kwargs: Any) -> Any:
+    """What `ConvertedModel.from_pretrained` does; see there."""
+    wants_info = kwargs.pop("output_loading_info", False)
+    if cls.conversion.label_ids:
+        from headswap.convert.share import convert_model
+
+        lm, info = read_class(cls.lm_class, path, *args, **kwargs)
+        check_tensors(cls.lm_class, path, info)
+        model = convert_model(lm, cls).eval()
+    else:
+        model, info = read_class(cls, path, *args, **kwargs)
+        check_head(model, path, info, allow_untrained_head)
+    model.loading_info = info
+    return (model, vars_of(info)) if wants_info else model
+
+
+def vars_of(info: LoadingInfo) -> dict[str, Any]:
+    """The loading info in transformers' words."""
+    return {
+        "missing_keys": set(info.missing),
+        "unexpected_keys": set(info.unexpected),
+        "mismatched_keys": set(info.mismatched),
+        "error_msgs": [],
+    }
+
+
+def check_head(model: Any, path: Any, info: LoadingInfo, allow_untrained: bool) -> None:
+    """Refuse a missing head unless allowed (the model is then marked), and any other fault."""
+    head = set(model.head_spec.tensors())
+    absent = tuple(name for name in info.missing if name in head)
+    others = tuple(name for name in info.missing if name not in head)
+    check_tensors(type(model), path, LoadingInfo(others, info.unexpected, info.mismatched))
+    if absent and not allow_untrained:
+        require_head(absent, path, type(model))
+    if absent:
+        mark(model.config, untrained_head=True)
+
+
+def check_tensors(cls: type, path: Any, info: LoadingInfo) -> None:
+    """Raise `WeightError` for a missing, misshapen or unexplained tensor."""
+    if info.mismatched:
+        name, stored, needed = info.mismatched[0]
+        raise WeightError(
+            f"{path}: {name} has shape {list(stored)}, but {cls.__name__} needs {list(needed)} "
+            f"({len(info.mismatched)} such). Check num_labels, id2label and the config's sizes.",
+            missing=(),
+            unexpected=tuple(name for name, _, _ in info.mismatched),
+        )
+    stray = tuple(name for name in info.unexpected if drop_reason(name) is None)
+    if info.missing or stray:
+        raise WeightError(_account(cls, path, info.missing, stray), missing=info.missing,
+                          unexpected=stray)  # fmt: skip
+
+
+def _account(cls: type, path: Any, missing: tuple[str, ...], stray: tuple[str, ...]) -> str:
+    parts = [f"{path} does not fit {cls.__name__}:"]
+    if missing:
+        near = difflib.get_close_matches(missing[0], stray, n=1)
+        hint = f"; nearest stored: {near[0]}" if near else ""
+        parts.append(f"missing {_some(missing)}{hint}.")
+    if stray:
+        parts.append(f"No place for {_some(stray)}.")
+    parts.append(
+        "Check that config.json belongs to these weights, ask for another head with head=, or "
+        "describe the renaming with headswap.register_weight_rule()."
+    )
+    return " ".join(parts)
+
+
+def _some(names: tuple[str, ...], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+@contextlib.contextmanager
+def _quiet_loader() -> Iterator[None]:
+    """Hold back the loader's own report on missing and unexpected tensors: ours replaces it."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text and "Some weights of" not in text
+
+    loggers = [logging.getLogger(f"transformers.{name}") for name in
+               ("modeling_utils", "core_model_loading", "utils.loading_report")]  # fmt: skip
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
+
+
+def meta_state(headers: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
+    """Tensors without data from stored shapes and dtypes."""
+    return {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in headers.items()
+    }

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a model in memory: a new model around the source's own tensors."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headswap.convert.classes import as_non_stock, lift
+from headswap.convert.conversion import mark
+from headswap.convert.derive import DerivedHead, check_derived, derive_head
+from headswap.registry.errors import ConversionError
+
+
+def convert_model(source: PreTrainedModel, cls: Any) -> Any:
+    """A `cls` model that shares every tensor of `source`'s backbone.
+
+    Modules and config are copies, so that modes, hooks and labels of one don't show in the other;
+    `source` still generates. The head is new: derived from the output rows where the class has
+    label tokens, else freshly initialised and marked as untrained.
+    """
+    derived = None
+    if cls.conversion.label_ids:
+        derived = derive_head(source, cls.conversion.label_ids, cls.conversion.method)
+    config = cls.conversion.apply(source.config)
+    mark(config, **(derived.marks if derived else {"untrained_head": _has_head(cls)}))
+    if derived and any(derived.marks.values()):
+        cls = as_non_stock(cls)
+        mark(config, architecture=type(source).__name__)
+    with torch.device("meta"):
+        model = cls(config)
+    _share_backbone(model, source)
+    _materialise(model, source.device)
+    if derived:
+        _fill(model, derived)
+        check_derived(source, model.eval(), cls.conversion.label_ids, cls.conversion.method)
+    return model.train(source.training)
+
+
+def _has_head(cls: Any) -> bool | None:
+    return True if cls.conversion.task != "embed" else None
+
+
+def _share_backbone(model: Any, source: PreTrainedModel) -> None:
+    """Put a copy of the source's backbone, over the same tensors, into `model`."""
+    backbone = lift(source)
+    tensors = [*backbone.parameters(), *backbone.buffers()]
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    memo[id(source.config)] = model.config
+    shared = copy.deepcopy(backbone, memo)
+    fresh = model.backbone
+    for name, module in fresh.named_children():
+        # A pooler that the head keeps in the backbone, and that the source was built without.
+        if getattr(shared, name, None) is None:
+            setattr(shared, name, module)
+    setattr(model, model.base_model_prefix, shared)
+
+
+def _materialise(model: Any, device: torch.device) -> None:
+    """Give real, initialised fp32 memory to the modules that the source did not have."""
+    for name, module in model.named_modules():
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if not any(tensor.is_meta for tensor in own):
+            continue
+        if not isinstance(module, nn.Linear):
+            raise ConversionError(
+                f"{type(model).__name__} needs {name} ({type(module).__name__}), which "
+                "the source model does not have; load the checkpoint with headswap.load()."
+            )
+        module.to_empty(device=device, recurse=False)
+        model._init_weights(module)
+
+
+def _fill(model: Any, derived: DerivedHead) -> None:
+    linear = model.get_submodule(model.head_spec.output.path)
+    with torch.no_grad():
+        linear.weight.copy_(derived.weight)
+        if derived.bias is not None:
+            linear.bias.copy_(derived.bias)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a converted checkpoint: beside the target first, checked there, then renamed into place."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
+from headswap.convert.conversion import marks
+from headswap.convert.job import Job, Options, prepare
+from headswap.convert.loading import drop_reason
+from headswap.convert.plan import ConversionReport
+from headswap.convert.verify import TOLERANCE, run, sample_rows
+from headswap.registry.errors import CheckpointError, ConversionError, UnsupportedHeadError
+
+_INEXACT = {
+    "softcap": "final_logit_softcapping (a soft cap is not linear, so no score row can hold it)",
+    "head_bias": "a bias on its output rows (the stock score head has none)",
+}
+
+
+def convert_checkpoint(
+    path: Any, out: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> ConversionReport:
+    """Convert the checkpoint at `path` into the folder `out`; options as in `load`.
+
+    The result loads in stock transformers where it has such a class (`report.stock`). `dtype` is
+    the backbone's on disk (default: as stored); the head is kept in fp32. `out` must not exist, or be an
+    empty folder; it appears complete and checked, or not at all.
+
+    Raises `CheckpointError` for a target in the way, `UnsupportedHeadError` for a head which
+    a stock checkpoint cannot express, `ConversionError` if the written checkpoint does not give the
+    same logits, and whatever `load` raises.
+    """
+    target = Path(out).expanduser()
+    _check_target(target)
+    job = prepare(path, Options(**options))
+    model = job.load(dtype or stored_dtype(job.checkpoint))
+    _refuse_inexact(job, model)
+    notes = [*job.notes, *_pad_for_stock(job, model)]
+    with written_beside(target) as folder:
+        model.save_pretrained(folder)
+        _copy_tokenizer(job, folder)
+        parity = _parity(job, model, folder)
+    return _report(job, model, target, parity, tuple(notes))
+
+
+def stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype that most stored numbers have; fp32 for GGUF, which is dequantised."""
+    sizes: Counter[torch.dtype] = Counter()
+    for shape, dtype in checkpoint.headers.values():
+        if dtype.is_floating_point:
+            sizes[dtype] += torch.Size(shape).numel()
+    return sizes.most_common(1)[0][0] if sizes else torch.float32
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(
+            f"{target} exists already; nothing was written. Choose another folder or remove it.",
+            path=str(target),
+        )
+
+
+def _refuse_inexact(job: Job, model: Any) -> None:
+    if job.serving.cls.conversion.task == "embed":
+        raise ConversionError(
+            "An embedder has no head to store; its checkpoint is the one that you have."
+        )
+    for field, what in _INEXACT.items():
+        if marks(model.config).get(field):
+            raise UnsupportedHeadError(
+                f"{job.checkpoint.name} has {what}, which a stock classification checkpoint cannot "
+                "express, so it would load with other scores. headswap.load(...) serves it "
+                "exactly, and save_pretrained() of that model keeps it for headswap.",
+                field=field,
+            )
+
+
+def _pad_for_stock(job: Job, model: Any) -> list[str]:
+    """Give a stock score head the pad id without which it refuses batches."""
+    text = model.config.get_text_config()
+    if not job.serving.stock or text.pad_token_id is not None:
+        return []
+    eos = text.eos_token_id
+    eos = eos[0] if isinstance(eos, list) else eos
+    if eos is None:
+        return ["no pad_token_id: stock transformers takes batches of one only"]
+    text.pad_token_id = eos
+    return [f"pad_token_id set to the end mark {eos}, since neither config nor tokenizer has one"]
+
+
+@contextmanager
+def written_beside(target: Path) -> Iterator[Path]:
+    """A new folder beside `target` that becomes `target` at the end, or is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        folder.replace(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _copy_tokenizer(job: Job, folder: Path) -> None:
+    if job.checkpoint.gguf_file:
+        job.checkpoint.tokenizer().save_pretrained(folder)
+        return
+    for name in TOKENIZER_FILES:
+        file = job.checkpoint.folder / name
+        if file.exists():
+            shutil.copyfile(file, folder / name)
+
+
+@torch.inference_mode()
+def _parity(job: Job, model: Any, folder: Path) -> float:
+    """Largest difference between the model and what the written folder gives, in fp32."""
+    rows = sample_rows(job)
+    reread = _reread(job, folder)
+    batched = reread.config.get_text_config().pad_token_id is not None
+    batches = [rows] if batched else [[row] for row in rows]
+    model = model.float()
+    found = torch.cat([run(reread, batch, "right") for batch in batches])
+    wanted = torch.cat([run(model, batch, "right") for batch in batches])
+    difference = float((found - wanted).abs().max())
+    if not difference <= TOLERANCE * (1 + float(wanted.abs().max())):
+        raise ConversionError(
+            f"The written checkpoint gives logits that differ by {difference:.3g} from the model's; "
+            "it was removed. This is a defect in headswap or in the checkpoint's own class.",
+            difference=difference,
+        )
+    return difference
+
+
+def _reread(job: Job, folder: Path) -> Any:
+    cls = job.serving.cls
+    if job.serving.stock:
+        return cls.source_class.from_pretrained(str(folder), dtype=torch.float32).eval()
+    untrained = job.options.allow_untrained_head
+    again = prepare(folder, Options(task=cls.conversion.task, allow_untrained_head=untrained))
+    return again.load(torch.float32)
+
+
+def _report(
+    job: Job, model: Any, target: Path, parity: float, notes: tuple[str, ...]
+) -> ConversionReport:
+    stored, needed = sorted(job.checkpoint.headers), set(model.state_dict())
+    head = model.head_spec.tensors()
+    dropped = {
+        name: reason
+        for name in stored
+        if name not in needed and (reason := drop_reason(name)) is not None
+    }
+    derived = head if job.serving.cls.conversion.label_ids else ()
+    return ConversionReport(
+        source=job.checkpoint.name,
+        target=str(target),
+        architecture=type(model).__name__,
+        used=tuple(name for name in stored if name in needed),
+        renamed=tuple(name for name in stored if name not in needed and name not in dropped),
+        derived=tuple(derived),
+        dropped=dropped,
+        labels=tuple(model.config.id2label[i] for i in sorted(model.config.id2label)),
+        stock=job.serving.stock,
+        parity=parity,
+        notes=notes,
+    )

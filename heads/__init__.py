@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads: pooling rules and layers as data, and the one executor that runs them."""
+
+from headswap.heads.activation import ActivationChoice, apply_activation, choose_activation
+from headswap.heads.executor import run_head
+from headswap.heads.families import BUILTIN, default_family, family, native_family
+from headswap.heads.interface import HeadedModel
+from headswap.heads.pooling import check_mask, mask_positions, pool
+from headswap.heads.spec import (
+    Activation,
+    Dense,
+    Difference,
+    Dropout,
+    Field,
+    HeadFamily,
+    HeadSpec,
+    Pooling,
+    Softcap,
+)
+
+__all__ = [
+    "BUILTIN",
+    "Activation",
+    "ActivationChoice",
+    "Dense",
+    "Difference",
+    "Dropout",
+    "Field",
+    "HeadFamily",
+    "HeadSpec",
+    "HeadedModel",
+    "Pooling",
+    "Softcap",
+    "apply_activation",
+    "check_mask",
+    "choose_activation",
+    "default_family",
+    "family",
+    "mask_positions",
+    "native_family",
+    "pool",
+    "run_head",
+]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one function that runs every head of the table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headswap.heads.spec import Activation, Dense, Difference, Dropout, HeadSpec, Softcap
+
+
+def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
+    """Logits `[..., labels]` (fp32) of pooled `rows` `[..., hidden]`, any float dtype.
+
+    The head runs in fp32 whatever the backbone's dtype: two logits that differ by less than one
+    bf16 step would otherwise become a tie.
+    """
+    x = rows.float()
+    for layer in spec.layers:
+        if isinstance(layer, Dense):
+            x = _linear(model.get_submodule(layer.path), x)
+        elif isinstance(layer, Activation):
+            x = _activation(str(layer.name))(x)
+        elif isinstance(layer, Dropout):
+            x = F.dropout(x, float(layer.rate), training=model.training)  # type: ignore[arg-type]
+        elif isinstance(layer, Softcap):
+            x = layer.cap * torch.tanh(x / layer.cap)
+        elif isinstance(layer, Difference):
+            x = x[..., 1:2] - x[..., 0:1]
+    return x
+
+
+def _linear(module: nn.Module, x: Tensor) -> Tensor:
+    if type(module) is nn.Linear:
+        bias = None if module.bias is None else module.bias.float()
+        return F.linear(x, module.weight.float(), bias)
+    # An adapter's wrapper (PEFT) or a quantised layer knows how to call itself.
+    weight = next(module.parameters(), x)
+    return module(x.to(weight.dtype) if weight.is_floating_point() else x).float()
+
+
+def _activation(name: str) -> nn.Module:
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[name]

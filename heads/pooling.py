@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of the hidden states are pooled, and where positions start.
+
+The attention mask decides. The pad id is searched only when there is no mask, or when a
+checkpoint asks for the reference rule (`HeadSpec.compat`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headswap.heads.spec import Pooling
+from headswap.registry.errors import InputError
+
+
+def check_mask(mask: Tensor) -> None:
+    """Refuse a mask `[batch, length]` that no pooling rule can honour.
+
+    Raises `InputError` for a row without any real token, and for one with a hole (padding between
+    two real tokens), naming the rows.
+    """
+    if mask.dim() != 2:
+        raise InputError(
+            f"attention_mask has shape {list(mask.shape)}; expected [batch, length].", rows=()
+        )
+    real = mask != 0
+    _refuse(~real.any(dim=1), "have no real token (attention_mask is 0 everywhere)")
+    span = last_index(real) - first_index(real) + 1
+    _refuse(real.sum(dim=1) != span, "have padding between real tokens (1 0 1 in attention_mask)")
+
+
+def _refuse(bad: Tensor, what: str) -> None:
+    rows = tuple(int(row) for row in bad.nonzero().flatten())
+    if rows:
+        raise InputError(f"Rows {list(rows)} {what}; remove them or mend the mask.", rows=rows)
+
+
+def first_index(real: Tensor) -> Tensor:
+    """Position of each row's first true entry, `[batch]` int64; 0 where there is none."""
+    return real.to(torch.int32).argmax(dim=1)
+
+
+def last_index(real: Tensor) -> Tensor:
+    """Position of each row's last true entry, `[batch]` int64; 0 where there is none."""
+    positions = torch.arange(real.shape[1], device=real.device)
+    return (positions * real).argmax(dim=1)
+
+
+def mask_positions(mask: Tensor) -> Tensor:
+    """Position ids `[batch, length]` int64 that count from the first real token; 0 on pads."""
+    return (mask.to(torch.int64).cumsum(dim=1) - 1).clamp(min=0) * (mask != 0)
+
+
+def pool(hidden: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
+    """Rows of `hidden` `[batch, length, hidden]`, pooled by `real` `[batch, length]` (bool).
+
+    Returns `[batch, hidden]`, or `hidden` itself for "all". The mean runs in fp32, since an fp16
+    sum over a long row loses its last digits, and comes back in fp32.
+    """
+    if pooling == "all":
+        return hidden
+    if pooling == "mean":
+        weight = real.to(torch.float32).unsqueeze(-1)
+        return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
+    index = first_index(real) if pooling == "first" else last_index(real)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), index.to(hidden.device)]
