@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headswap.convert.checkpoint import open_checkpoint
 from headswap.convert.classes import ConvertedClass
-from headswap.convert.conversion import Conversion, Method, label_pairs
+from headswap.convert.conversion import Conversion, Method, label_pairs, stock_name
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.embedding import default_pooling
 from headswap.convert.job import Options, prepare
@@ -216,7 +216,7 @@ def resolve(source: Any, task: Task | None = None) -> Resolution:
         return global_registry.resolve(source, task)
     config = source if hasattr(source, "model_type") else open_checkpoint(source).config
     for name in config.architectures or global_registry.by_model_type(config.model_type):
-        return global_registry.resolve(name, task, model_type=config.model_type)
+        return global_registry.resolve(stock_name(name), task, model_type=config.model_type)
     raise ConversionError(
         f"The config names no architecture and its model type {config.model_type!r} is unknown; "
         "resolve an architecture's name instead.",

@@ -24,6 +24,12 @@ MARK = "headswap"
 NON_STOCK = "Headswap"
 """Stands in the name of a class whose checkpoints stock transformers cannot read rightly."""
 
+
+def stock_name(architecture: str) -> str:
+    """The architecture behind a non-stock name; other names as they are."""
+    return architecture.replace(NON_STOCK, "")
+
+
 TASK_SUFFIX: dict[Task, str] = {
     "classify": "ForSequenceClassification",
     "reward": "ForSequenceClassification",
@@ -114,11 +120,6 @@ def _check_method(method: Method | None, label_ids: tuple[int, ...]) -> None:
             f"{len(label_ids)}.",
             method=method,
         )
-    if len(set(label_ids)) != len(label_ids):
-        raise LabelError(
-            f"Label tokens {list(label_ids)} hold one token twice; each label needs its own.",
-            label_ids=label_ids,
-        )
 
 
 def _check_count(
@@ -156,6 +157,15 @@ def label_pairs(id2label: Mapping[Any, str] | Iterable[str] | None) -> Any:
     if len({name for _, name in pairs}) != len(pairs):
         raise LabelError("id2label gives one name to two labels; each column needs its own name.")
     return tuple(pairs)
+
+
+INEXACT = ("softcap", "difference", "head_bias")
+"""Marks of a head that a stock classification class would compute wrongly."""
+
+
+def inexact(config: Any) -> bool:
+    """Whether a stock class would give other scores than headswap under this config."""
+    return any(marks(config).get(name) for name in INEXACT)
 
 
 def marks(config: Any) -> dict[str, Any]:

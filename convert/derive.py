@@ -75,7 +75,14 @@ def label_token_ids(
     """
     if isinstance(tokens, str | int) or not tokens:
         raise LabelError(f"label_tokens must be a list of tokens or ids; got {tokens!r}.")
-    return tuple(_token_id(token, tokenizer, vocabulary) for token in tokens)
+    ids = tuple(_token_id(token, tokenizer, vocabulary) for token in tokens)
+    if len(set(ids)) != len(ids):
+        raise LabelError(
+            f"Label tokens {list(tokens)} (ids {list(ids)}) hold one token twice; each label "
+            "needs its own.",
+            label_ids=ids,
+        )
+    return ids
 
 
 def _token_id(token: str | int, tokenizer: Any | None, vocabulary: int) -> int:

@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 import torch
 
 from headswap.convert.checkpoint import Checkpoint, open_checkpoint
-from headswap.convert.classes import head_spec
-from headswap.convert.conversion import Conversion, Method, label_pairs, mark, marks
+from headswap.convert.classes import as_non_stock, head_spec
+from headswap.convert.conversion import (
+    Conversion,
+    Method,
+    inexact,
+    label_pairs,
+    mark,
+    marks,
+    stock_name,
+)
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.labels import LabelSpace, label_space
 from headswap.convert.loading import LoadingInfo, drop_reason, meta_state, read_class
@@ -170,7 +178,7 @@ def prepare(path: Any, options: Options) -> Job:
     checkpoint = open_checkpoint(path, trust_remote_code=options.trust_remote_code)
     stored = marks(checkpoint.config)
     task = options.task or stored.get("task") or _task(checkpoint)
-    architecture = stored.get("architecture") or _architecture(checkpoint, task)
+    architecture = stock_name(_architecture(checkpoint))
     config = checkpoint.config
     ids, words = _label_tokens(checkpoint, options)
     conversion = Conversion(
@@ -185,11 +193,11 @@ def prepare(path: Any, options: Options) -> Job:
     )
     serving = serve(architecture, conversion, config.model_type)
     config, labels = _decide_labels(checkpoint, serving.cls, options)
+    if inexact(config):
+        serving = replace(serving, cls=as_non_stock(serving.cls), stock=False)
     notes = _set_pad_id(config, checkpoint, options)
     if options.template is not None:
         mark(config, template=options.template)
-    if not serving.stock and serving.resolution.architecture != serving.cls.__name__:
-        mark(config, architecture=architecture)
     return Job(checkpoint, options, serving, config, labels, notes)
 
 
@@ -198,13 +206,13 @@ def _task(checkpoint: Checkpoint) -> Task:
     if checkpoint.architecture is None:
         return "classify"
     try:
-        found = global_registry.resolve(checkpoint.architecture).task
+        found = global_registry.resolve(stock_name(checkpoint.architecture)).task
     except HeadswapError:
         return "classify"
     return "classify" if found in ("generate", "embed") else found
 
 
-def _architecture(checkpoint: Checkpoint, task: Task) -> str:
+def _architecture(checkpoint: Checkpoint) -> str:
     """The stored architecture, else the causal (or base) class of the model type."""
     if checkpoint.architecture is not None:
         return checkpoint.architecture

@@ -41,6 +41,16 @@ class ConvertedModel(PreTrainedModel):
         asked = getattr(cls.source_class, "is_custom_code", None)
         return bool(asked()) if asked else False
 
+    # transformers reads the source text of a class's module to see what can be set; ours says
+    # nothing about the layers inside.
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return bool(cls.source_class._can_set_attn_implementation())
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return bool(cls.source_class._can_set_experts_implementation())
+
     @property
     def backbone(self) -> nn.Module:
         """The module that turns ids into hidden states `[batch, length, hidden]`."""

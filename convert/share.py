@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headswap.convert.classes import as_non_stock, lift
-from headswap.convert.conversion import mark
+from headswap.convert.conversion import inexact, mark
 from headswap.convert.derive import DerivedHead, check_derived, derive_head
 from headswap.registry.errors import ConversionError
 
@@ -28,9 +28,8 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
         derived = derive_head(source, cls.conversion.label_ids, cls.conversion.method)
     config = cls.conversion.apply(source.config)
     mark(config, **(derived.marks if derived else {"untrained_head": _has_head(cls)}))
-    if derived and any(derived.marks.values()):
+    if inexact(config):
         cls = as_non_stock(cls)
-        mark(config, architecture=type(source).__name__)
     with torch.device("meta"):
         model = cls(config)
     _share_backbone(model, source)

@@ -83,3 +83,17 @@ def alone(model: Any, ids: list[list[int]], **more: Any) -> torch.Tensor:
         batch = torch.tensor([row])
         found.append(model(input_ids=batch, attention_mask=torch.ones_like(batch), **more).logits)
     return torch.cat(found)
+
+
+def word_tokenizer() -> Any:
+    """A word-level tokenizer over w0..w89 and a few words, whose ids fit the tiny vocabulary."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", "no", "yes", "Yes", "good"]
+    known = {word: i for i, word in enumerate([*words, *(f"w{i}" for i in range(90))])}
+    inner = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        pad_token="<pad>",
+    )  # fmt: skip

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with a device or with the shapes that are to run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headswap.registry.errors import HeadswapError
+
+
+class DeviceError(HeadswapError, ValueError):
+    """A device description that no card has, or an environment that comes too late.
+
+    `variables` gives for each variable what torch_sendnn read and what was asked.
+    """
+
+    variables: Mapping[str, tuple[str | None, str]] = {}
+
+
+class ShapeError(HeadswapError, ValueError):
+    """A shape that the device refuses, or rows that fit no declared shape.
+
+    `rows` are the offending rows' indices, `value` and `limit` the two numbers that clash.
+    """
+
+    rows: tuple[int, ...] = ()
+    value: int | None = None
+    limit: int | None = None

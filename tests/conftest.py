@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that every test shares: no network, few threads, one seed, no card by default."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports transformers: a test that needs a hub is a test that fails elsewhere.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A slow machine is no bug of the code; in CI a failure must come again at the next run.
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """The same random weights whichever tests ran before; free for tests that use no torch."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the card where no stack for it is installed."""
+    marked = [item for item in items if item.get_closest_marker("spyre")]
+    if not marked:
+        return
+    from headswap.spyre.device import Stack, detect
+
+    if detect() is Stack.NONE:
+        skip = pytest.mark.skip(reason="no Spyre compiler is installed")
+        for item in marked:
+            item.add_marker(skip)
