@@ -74,7 +74,7 @@ def as_token_cls_model(
     id2label: Mapping[int, str] | Sequence[str] | None = None,
     head: str | None = None,
 ) -> Any:
-    """Like `as_seq_cls_model`, with a label for every token: `.logits` `[batch, length, labels]`."""
+    """Like `as_seq_cls_model`, a label for every token: `.logits` `[batch, length, labels]`."""
     return _convert(source, "token-classify", num_labels=num_labels, id2label=id2label, head=head)
 
 
@@ -120,7 +120,7 @@ def _unchanged(source: Any, cls: Any, options: dict[str, Any]) -> Any:
     wanted.pop("tokenizer", None)
     if "id2label" in wanted:
         wanted["id2label"] = label_pairs(wanted["id2label"])
-    have = cls.conversion if isinstance(cls, ConvertedClass) else None
+    have = cast(Any, cls).conversion if isinstance(cls, ConvertedClass) else None
     config = None if isinstance(source, type) else source.config
     for name, value in wanted.items():
         held = getattr(have, name, None) if have else getattr(config, name, None)
@@ -211,7 +211,7 @@ def plan(path: Any, **options: Any) -> ConversionPlan:
 
 
 def resolve(source: Any, task: Task | None = None) -> Resolution:
-    """Which class serves an architecture name, a config or a checkpoint folder, and by which rule."""
+    """Which class serves an architecture's name, a config or a checkpoint, and by which rule."""
     if isinstance(source, str) and "/" not in source and source.isidentifier():
         return global_registry.resolve(source, task)
     config = source if hasattr(source, "model_type") else open_checkpoint(source).config

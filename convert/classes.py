@@ -11,7 +11,7 @@ from __future__ import annotations
 import copyreg
 import inspect
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -55,10 +55,10 @@ def _reduce(cls: ConvertedClass) -> Any:
     return build_class, made.made_from
 
 
-copyreg.pickle(ConvertedClass, _reduce)  # type: ignore[arg-type]
+copyreg.pickle(ConvertedClass, _reduce)
 
 
-@lru_cache(maxsize=None)
+@cache
 def build_class(
     source: type[PreTrainedModel],
     conversion: Conversion,
@@ -100,7 +100,9 @@ def _fp32_modules(source: Any, conversion: Conversion, native: bool) -> set[str]
         rows = native_family(source.config_class.model_type, source, conversion.task)
     else:
         rows = default_family(conversion.task)
-    paths = [layer.path.removeprefix(f"{BASE}.") for layer in rows.layers if isinstance(layer, Dense)]
+    paths = [
+        layer.path.removeprefix(f"{BASE}.") for layer in rows.layers if isinstance(layer, Dense)
+    ]
     return kept | {path.split(".")[0] for path in paths}
 
 
@@ -153,7 +155,7 @@ def _without_pooler(source: type[PreTrainedModel]) -> dict[str, bool]:
 def _fit_output(model: Any, output: Dense) -> None:
     """Give the native output layer the bias or the second row that a mark asks for."""
     linear = model.get_submodule(output.path)
-    out = model.config.num_labels if output.out == "labels" else int(output.out)
+    out = layer_width(output, linear.in_features, model.config.num_labels)
     if linear.out_features != out or (linear.bias is not None) != output.bias:
         _attach(model, output, nn.Linear(linear.in_features, out, bias=output.bias))
 
@@ -171,12 +173,19 @@ def row_width(source: PreTrainedModel) -> int:
     return int(source.config.get_text_config().hidden_size)
 
 
-def attach_head(model: nn.Module, spec: HeadSpec, width: int) -> None:
+def attach_head(model: Any, spec: HeadSpec, width: int) -> None:
     """Add the head's linear layers to `model`, each under its path, fp32."""
     for layer in spec.dense:
-        out = {"labels": model.config.num_labels, "hidden": width}.get(str(layer.out), layer.out)
-        _attach(model, layer, nn.Linear(width, int(out), bias=layer.bias))
-        width = int(out)
+        out = layer_width(layer, width, model.config.num_labels)
+        _attach(model, layer, nn.Linear(width, out, bias=layer.bias))
+        width = out
+
+
+def layer_width(layer: Dense, hidden: int, labels: int) -> int:
+    """How many rows a head's linear layer has."""
+    if isinstance(layer.out, int):
+        return layer.out
+    return labels if layer.out == "labels" else hidden
 
 
 def _attach(model: nn.Module, layer: Dense, linear: nn.Linear) -> None:

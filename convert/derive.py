@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,7 @@ def output_layers(layers: tuple[Layer, ...], marks: Mapping[str, Any]) -> tuple[
     index = max((i for i, x in enumerate(layers) if isinstance(x, Dense)), default=None)
     if index is None:
         return layers
-    output = layers[index]
-    assert isinstance(output, Dense)
+    output = replace(cast(Dense, layers[index]))
     if marks.get("head_bias"):
         output = replace(output, bias=True)
     if marks.get("difference"):

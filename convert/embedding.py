@@ -52,5 +52,5 @@ def _mode(file: Path) -> Pooling:
 
 
 def default_pooling(model_type: str) -> Pooling:
-    """"last" for model types that are causal only, "mean" for encoders."""
+    """ "last" for model types that are causal only, "mean" for encoders."""
     return "last" if global_registry.is_causal(model_type) else "mean"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import re
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +30,9 @@ from headswap.convert.serving import Serving, serve
 from headswap.heads import HeadSpec
 from headswap.registry import Task, global_registry
 from headswap.registry.errors import CheckpointError, ConversionError, HeadswapError
+
+MOST = 6
+"""Tensors that a plan's problems name one by one."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,26 @@ class Job:
         """Registered renamings of stored names, in the form that transformers' loader takes."""
         rules = global_registry.weight_rules(self.checkpoint.architecture or "")
         own = getattr(self.serving.cls.source_class, "_checkpoint_conversion_mapping", None) or {}
-        return {**own, **{rule.pattern: rule.replacement for rule in rules}} if rules else None
+        added = {rule.pattern: rule.replacement for rule in rules} | self._bare_names()
+        return {**own, **added} if added else None
+
+    def _bare_names(self) -> dict[str, str]:
+        """A prefix for backbone tensors that are stored without one, beside a stored head.
+
+        transformers 5 finds this out by itself; 4.57 takes the file for a damaged one.
+        """
+        cls, stored = self.serving.cls, self.checkpoint.headers
+        if (
+            importlib.util.find_spec("transformers.core_model_loading")
+            or cls.conversion.task == "embed"
+        ):
+            return {}
+        prefix = cls.base_model_prefix
+        head = {layer.path.split(".")[0] for layer in head_spec(cls, self.config).dense}
+        bare = not any(name.startswith(f"{prefix}.") for name in stored)
+        if not bare or not any(name.split(".")[0] in head for name in stored):
+            return {}
+        return {rf"^(?!({'|'.join(sorted(head))})\.)": f"{prefix}."}
 
     def loader_options(self) -> dict[str, Any]:
         """Arguments of `from_pretrained` that this job fixes."""
@@ -113,8 +135,7 @@ class Job:
         if self.checkpoint.gguf_file:
             with torch.device("meta"):
                 model = cls(self.config)
-            head = tuple(model.head_spec.tensors())
-            info = LoadingInfo(() if self._derives else head, (), ())
+            info = LoadingInfo(model.head_spec.tensors(), (), ())
         else:
             state = meta_state(dict(self.checkpoint.headers))
             extra = {"key_mapping": self.key_mapping} if self.key_mapping else {}
@@ -122,7 +143,9 @@ class Job:
                 cls, None, config=self.config, state_dict=state, device_map={"": "meta"}, **extra
             )
         tensors = list(_account(self.checkpoint, model, info, self._derives))
-        return model.head_spec, tensors, _problems(tensors, self.options.allow_untrained_head)
+        head = set(model.head_spec.tensors())
+        problems = _problems(tensors, head, self.options.allow_untrained_head)
+        return model.head_spec, tensors, problems
 
     @property
     def _derives(self) -> bool:
@@ -149,21 +172,18 @@ def _account(ckpt: Checkpoint, model: Any, info: LoadingInfo, derives: bool) -> 
     for name, stored, wanted in info.mismatched:
         reason = f"the class needs {list(wanted)}"
         found.append(TensorPlan(name, "mismatched", stored, reason))
-    if derives and ckpt.gguf_file:
-        found += [TensorPlan(name, "derived", needed.get(name, ()),
-                             "output rows of the label tokens") for name in sorted(head)]  # fmt: skip
     return found
 
 
-def _problems(tensors: list[TensorPlan], allow_untrained: bool) -> list[str]:
+def _problems(tensors: list[TensorPlan], head: set[str], allow_untrained: bool) -> list[str]:
     bad = [t for t in tensors if t.action in ("missing", "unexpected", "mismatched")]
-    head = re.compile(r"score|classifi|pooler|head|out_proj|dense|summary")
+    headless = [t for t in bad if t.action == "missing" and t.name in head]
     if allow_untrained:
-        bad = [t for t in bad if not (t.action == "missing" and head.search(t.name))]
-    problems = [f"{t.action}: {t.name} ({t.reason})" for t in bad[:6]]
-    if len(bad) > 6:
-        problems.append(f"and {len(bad) - 6} more tensors")
-    if any(t.action == "missing" and head.search(t.name) for t in bad):
+        bad = [t for t in bad if t not in headless]
+    problems = [f"{t.action}: {t.name} ({t.reason})" for t in bad[:MOST]]
+    if len(bad) > MOST:
+        problems.append(f"and {len(bad) - MOST} more tensors")
+    if headless and not allow_untrained:
         problems.append(
             "give label_tokens to make the head from output rows, or allow_untrained_head=True"
         )
@@ -220,7 +240,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
         return name
     raise CheckpointError(
         f"{checkpoint.name} names no architecture and its model type "
-        f"{checkpoint.config.model_type!r} is unknown; add \"architectures\" to config.json.",
+        f'{checkpoint.config.model_type!r} is unknown; add "architectures" to config.json.',
         path=checkpoint.name,
     )
 
@@ -245,7 +265,6 @@ def _label_tokens(checkpoint: Checkpoint, options: Options) -> tuple[tuple[int, 
     if options.id2label is not None:
         return ids, None
     return ids, label_pairs(label_names(tokens, options.method))
-
 
 
 def _decide_labels(

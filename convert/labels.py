@@ -28,7 +28,8 @@ def declared_labels(raw: Mapping[str, Any]) -> tuple[int | None, Mapping[str, An
     found = [(count, part) for part in parts if (count := _count(part)) is not None]
     if len({count for count, _ in found}) > 1:
         raise LabelError(
-            f"config.json declares {found[0][0]} labels and its text_config {found[1][0]}; keep one."
+            f"config.json declares {found[0][0]} labels and its text_config "
+            f"{found[1][0]}; keep one."
         )
     return found[0] if found else (None, {})
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from headswap.convert.conversion import mark
@@ -51,14 +52,34 @@ def drop_reason(name: str) -> str | None:
 def read_class(cls: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, LoadingInfo]:
     """transformers' own `from_pretrained` of `cls`, and what it found; judges nothing."""
     with _quiet_loader():
-        model, info = PreTrainedModel.from_pretrained.__func__(
-            cls, path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-        )
+        load: Any = PreTrainedModel.from_pretrained  # ours overrides it in converted classes
+        model, info = load.__func__(
+            cls, path, *args, output_loading_info=True, ignore_mismatched_sizes=True,
+            **kwargs, **_unpacked(kwargs),
+        )  # fmt: skip
+    if "gguf_file" in kwargs:
+        _forget_packing(model)
     mismatched = sorted((name, tuple(a), tuple(b)) for name, a, b in info["mismatched_keys"])
     missing = set(info["missing_keys"]) - {name for name, _, _ in mismatched}
     return model, LoadingInfo(
         tuple(sorted(missing)), tuple(sorted(info["unexpected_keys"])), tuple(mismatched)
     )
+
+
+def _unpacked(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Have a GGUF file's blocks unpacked, so that the numbers don't depend on kernels at hand."""
+    config = getattr(transformers, "GgufConfig", None)  # from 5.24 on; older releases always unpack
+    return (
+        {"quantization_config": config(dequantize=True)} if "gguf_file" in kwargs and config else {}
+    )
+
+
+def _forget_packing(model: Any) -> None:
+    """The weights are plain now; the loader's mark would forbid training and saving them."""
+    model.__dict__.pop("hf_quantizer", None)
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
 
 
 def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kwargs: Any) -> Any:

@@ -54,7 +54,8 @@ class ConvertedModel(PreTrainedModel):
     @property
     def backbone(self) -> nn.Module:
         """The module that turns ids into hidden states `[batch, length, hidden]`."""
-        return getattr(self, self.base_model_prefix)
+        module: nn.Module = getattr(self, self.base_model_prefix)
+        return module
 
     @property
     def untrained_head(self) -> bool:
@@ -139,11 +140,12 @@ class ConvertedModel(PreTrainedModel):
             )
         return {}
 
-    def _real_tokens(self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None) -> Tensor:
+    def _real_tokens(
+        self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None
+    ) -> Tensor:
         """Which positions `[batch, length]` are real, by the rule that decides (`HeadSpec`)."""
-        source = ids if ids is not None else embeds
-        assert source is not None  # rows() refused both being absent
-        shape, device = source.shape[:2], source.device
+        given = [tensor for tensor in (ids, embeds) if tensor is not None]
+        shape, device = given[0].shape[:2], given[0].device
         if mask is not None and not torch.compiler.is_compiling():
             check_mask(mask)
         by_pad_id = self.head_spec.pooling == "last" and ids is not None

@@ -12,6 +12,7 @@ from headswap.heads import native_family
 from headswap.registry import Resolution, Task, global_registry
 from headswap.registry.errors import ArchitectureError, ConversionError
 
+
 @dataclass(frozen=True)
 class Serving:
     """The class of a conversion, how it was found, and whether its checkpoints are stock ones."""

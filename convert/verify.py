@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headswap.convert.job import Job, Options, prepare
+from headswap.convert.loading import read_class
 from headswap.convert.serving import is_native
 
 LENGTHS = (5, 11, 8, 3)
@@ -157,8 +158,7 @@ def _reference(job: Job) -> tuple[str, Reference]:
 
 def _read(job: Job, cls: Any) -> Any:
     extra = {"gguf_file": job.checkpoint.gguf_file} if job.checkpoint.gguf_file else {}
-    folder = str(job.checkpoint.folder)
-    return cls.from_pretrained(folder, dtype=torch.float32, **extra).eval()
+    return read_class(cls, str(job.checkpoint.folder), dtype=torch.float32, **extra)[0].eval()
 
 
 def _tensors(row: Row) -> dict[str, Tensor]:
@@ -180,7 +180,7 @@ def _token_logits(job: Job) -> tuple[str, Reference]:
     model = _read(job, cls)
 
     def reference(row: Row) -> Tensor:
-        logits = model(**_tensors(row)).logits[:, -1, list(conversion.label_ids)].float()
+        logits: Tensor = model(**_tensors(row)).logits[:, -1, list(conversion.label_ids)].float()
         return logits[:, 1:] - logits[:, :1] if conversion.method == "difference" else logits
 
     return f"{cls.__name__}'s own token logits", reference
@@ -206,4 +206,3 @@ def _formula(job: Job) -> tuple[str, Reference]:
         return F.linear(states.pop()[:, -1].float(), weight.float())
 
     return f"{entry.architecture}'s last hidden state times {spec.output.path}", reference
-

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a converted checkpoint: beside the target first, checked there, then renamed into place."""
+"""Writes a converted checkpoint: beside the target, checked there, then renamed into place."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def convert_checkpoint(
     """Convert the checkpoint at `path` into the folder `out`; options as in `load`.
 
     The result loads in stock transformers where it has such a class (`report.stock`). `dtype` is
-    the backbone's on disk (default: as stored); the head is kept in fp32. `out` must not exist, or be an
-    empty folder; it appears complete and checked, or not at all.
+    the backbone's on disk (default: as stored); the head is kept in fp32. `out` must
+    not exist, or be an empty folder; it appears complete and checked, or not at all.
 
     Raises `CheckpointError` for a target in the way, `UnsupportedHeadError` for a head which
     a stock checkpoint cannot express, `ConversionError` if the written checkpoint does not give the
@@ -135,8 +135,8 @@ def _parity(job: Job, model: Any, folder: Path) -> float:
     difference = float((found - wanted).abs().max())
     if not difference <= TOLERANCE * (1 + float(wanted.abs().max())):
         raise ConversionError(
-            f"The written checkpoint gives logits that differ by {difference:.3g} from the model's; "
-            "it was removed. This is a defect in headswap or in the checkpoint's own class.",
+            f"The written checkpoint gives logits that differ by {difference:.3g} from the "
+            "model's; it was removed. This is a defect in headswap or in the checkpoint's class.",
             difference=difference,
         )
     return difference

@@ -37,10 +37,12 @@ def _linear(module: nn.Module, x: Tensor) -> Tensor:
         return F.linear(x, module.weight.float(), bias)
     # An adapter's wrapper (PEFT) or a quantised layer knows how to call itself.
     weight = next(module.parameters(), x)
-    return module(x.to(weight.dtype) if weight.is_floating_point() else x).float()
+    found: Tensor = module(x.to(weight.dtype) if weight.is_floating_point() else x)
+    return found.float()
 
 
 def _activation(name: str) -> nn.Module:
     from transformers.activations import ACT2FN
 
-    return ACT2FN[name]
+    found: nn.Module = ACT2FN[name]
+    return found

@@ -33,9 +33,7 @@ SCORE = HeadFamily(
 )  # fmt: skip
 """GPT style: one linear without bias on the last real token."""
 
-CTRL = HeadFamily(
-    "ctrl", "last", (Dense("classifier", "labels", bias=False),), frozenset({"ctrl"})
-)
+CTRL = HeadFamily("ctrl", "last", (Dense("classifier", "labels", bias=False),), frozenset({"ctrl"}))
 """The score head under another name."""
 
 BERT = HeadFamily(
@@ -155,4 +153,3 @@ def is_generic(cls: type) -> bool:
 def _registered(registry: AdapterRegistry) -> list[HeadFamily]:
     found: list[Any] = [registry.head_family(name) for name in registry.head_families()]
     return [row for row in found if isinstance(row, HeadFamily)]
-

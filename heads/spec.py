@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 from headswap.registry import Task
 from headswap.registry.errors import UnsupportedHeadError
@@ -73,7 +73,7 @@ class Difference:
     """Two columns become one: the second minus the first."""
 
 
-Layer = Union[Dense, Activation, Dropout, Softcap, Difference]
+Layer = Dense | Activation | Dropout | Softcap | Difference
 
 
 @dataclass(frozen=True, slots=True)

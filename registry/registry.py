@@ -8,22 +8,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from headswap.registry import changes
 from headswap.registry.entry import AdapterEntry, Task, load_target
-from headswap.registry.errors import (
-    HeadswapError,
-    RemovedArchitectureError,
-    RenamedArchitectureError,
-    UnknownArchitectureError,
-)
+from headswap.registry.errors import HeadswapError
+from headswap.registry.missing import retired, unknown
 from headswap.registry.plugins import load_each
 from headswap.registry.resolution import Resolution, Resolver
 from headswap.registry.rules import SuffixRule, WeightRule
 from headswap.registry.state import Retired, State
-from headswap.registry.suggest import near, shown
+from headswap.registry.suggest import near
 from headswap.registry.tables import Tables
+
+Found = TypeVar("Found")
 
 
 class AdapterRegistry:
@@ -139,9 +137,7 @@ class AdapterRegistry:
     ) -> None:
         """Say why a name is gone: `removed_in` a release, or `renamed_to` another name."""
         gone = Retired(removed_in, renamed_to, install_hint)
-        self._change(
-            lambda state: replace(state, retired={**state.retired, architecture: gone})
-        )
+        self._change(lambda state: replace(state, retired={**state.retired, architecture: gone}))
 
     def _change(self, make: Callable[[State], State]) -> None:
         with self._lock:
@@ -188,7 +184,7 @@ class AdapterRegistry:
         warnings.warn(f"{name} is an old name of {new}; use {new}.", DeprecationWarning, 5)
         return new
 
-    def _found(self, name: str, find: Callable[[Resolver], Any]) -> Any:
+    def _found(self, name: str, find: Callable[[Resolver], Found | None]) -> Found:
         found = find(self._resolver())
         if found is None and self._read_plugins():
             found = find(self._resolver())
@@ -201,31 +197,9 @@ class AdapterRegistry:
 
     def _missing(self, name: str) -> HeadswapError:
         gone = self._state.retired.get(name)
-        if gone is not None and gone.renamed_to:
-            return RenamedArchitectureError(
-                f"{name} is called {gone.renamed_to} now and has another config; use a checkpoint "
-                f"that names {gone.renamed_to}.",
-                architecture=name, renamed_to=gone.renamed_to,
-            )  # fmt: skip
         if gone is not None:
-            hint = f" To get it back: {gone.install_hint}." if gone.install_hint else ""
-            return RemovedArchitectureError(
-                f"{name} was removed in {gone.removed_in}.{hint}", architecture=name,
-                removed_in=gone.removed_in, install_hint=gone.install_hint,
-            )  # fmt: skip
-        return self._unknown(name)
-
-    def _unknown(self, name: str) -> UnknownArchitectureError:
-        close, known = self.suggest(name), self.names()
-        meant = f" Did you mean {' or '.join(close)}?" if close else ""
-        broken = f" ({len(self.broken_plugins)} plugin failed: {self.broken_plugins[0][:200]})" \
-            if self.broken_plugins else ""  # fmt: skip
-        return UnknownArchitectureError(
-            f"Unknown architecture {shown(name)}.{meant} {len(known)} are known "
-            f"(headswap.registry.global_registry.names()); add one with headswap.register()."
-            f"{broken}",
-            architecture=name, suggestions=close, known=len(known),
-        )  # fmt: skip
+            return retired(name, gone)
+        return unknown(name, self.suggest(name), len(self.names()), self.broken_plugins)
 
     def suggest(self, name: str) -> tuple[str, ...]:
         """At most three names like `name`: known ones, and those that a rule would serve."""
@@ -295,14 +269,17 @@ class AdapterRegistry:
 
     def _read_plugins(self) -> bool:
         """Read the entry points if nobody has; says whether they were read just now."""
-        if self._plugins_read:
+        if self._done():
             return False
         with self._lock:
-            if self._plugins_read:
+            if self._done():
                 return True  # another thread read them while this one waited
             self._plugins_read = True  # before loading: a plugin may resolve names itself
             self.broken_plugins = load_each(str(self._group), self._take_plugin)
         return True
+
+    def _done(self) -> bool:
+        return self._plugins_read
 
     def _take_plugin(self, load: Callable[[], Any], owner: str) -> None:
         before = self._state

@@ -106,10 +106,6 @@ CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
         ),
     ),
     "headswap.text:Classifier.classify": (2, ("activation",)),
-    "headswap.text:Reranker.score": (3, ("instruction",)),
-    "headswap.text:Reranker.rank": (3, ("top_n",)),
-    "headswap.text:RewardModel.reward": (2, ()),
-    "headswap.text:Embedder.embed": (2, ("dimensions",)),
 }
 
 

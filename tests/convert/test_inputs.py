@@ -20,9 +20,7 @@ MASKS = {
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_masks_that_no_rule_can_honour_are_refused(
-    saved: Any, model_type: str, kind: str
-) -> None:
+def test_masks_that_no_rule_can_honour_are_refused(saved: Any, model_type: str, kind: str) -> None:
     model = headswap.load(saved(model_type, SEQ, num_labels=2))
     bad, message = MASKS[kind]
     with pytest.raises(headswap.InputError, match=message) as caught:

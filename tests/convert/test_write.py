@@ -34,9 +34,12 @@ def test_label_tokens_become_a_stock_checkpoint(
     stock = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "out", dtype=torch.float32
     ).eval()
-    wanted = torch.cat([
-        tiny(model_type)(input_ids=torch.tensor([row])).logits[:, -1, [7, 41, 9]] for row in rows()
-    ])
+    wanted = torch.cat(
+        [
+            tiny(model_type)(input_ids=torch.tensor([row])).logits[:, -1, [7, 41, 9]]
+            for row in rows()
+        ]
+    )
     torch.testing.assert_close(alone(stock, rows()), wanted.detach(), atol=1e-5, rtol=0)
     again = headswap.load(tmp_path / "out")
     torch.testing.assert_close(alone(again, rows()), wanted.detach(), atol=1e-5, rtol=0)
@@ -58,9 +61,9 @@ def test_a_class_that_transformers_has_not_loads_with_headswap(saved: Any, tmp_p
         saved("granite"), tmp_path / "out", label_tokens=[7, 41], method="difference"
     )
     assert not report.stock
-    logits = torch.cat([
-        tiny("granite")(input_ids=torch.tensor([row])).logits[:, -1, [7, 41]] for row in rows()
-    ])
+    logits = torch.cat(
+        [tiny("granite")(input_ids=torch.tensor([row])).logits[:, -1, [7, 41]] for row in rows()]
+    )
     found = alone(headswap.load(tmp_path / "out"), rows())
     torch.testing.assert_close(found, (logits[:, 1:] - logits[:, :1]).detach(), atol=1e-5, rtol=0)
 

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands. Exit status: 0 done, 1 a check failed, 2 wrong usage, 3 refused with a reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headswap.cli.inputs import read_texts
+from headswap.cli.options import with_load_options
+from headswap.cli.output import (
+    note,
+    print_json,
+    print_json_line,
+    print_table,
+    progress,
+    quiet_libraries,
+    say,
+)
+from headswap.registry.errors import HeadswapError
+
+FAILED, REFUSED, INTERRUPTED = 1, 3, 130
+
+app = typer.Typer(
+    name="headswap",
+    help="Turn language models and encoders into classifiers, with the reference's own numbers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Source = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file or a hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16 or float16: the backbone's numbers.")
+]
+
+
+@app.command()
+@with_load_options
+def inspect(path: Source, *, load: dict[str, Any], as_json: AsJson = False) -> None:
+    """Say what would be done with a checkpoint and why. Reads no weights."""
+    import headswap
+    from headswap.spyre import detect
+
+    quiet_libraries()
+    plan = headswap.plan(path, **load)
+    stack = detect()
+    if as_json:
+        print_json({**plan.to_dict(), "device": stack.name.lower()})
+    else:
+        found = "no Spyre compiler found" if stack.name == "NONE" else f"Spyre by {stack.name}"
+        say(f"{plan}\n  device     {found if stack.name != 'NONE' else f'CPU ({found})'}")
+    if not plan.ok:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@with_load_options
+def convert(
+    source: Source,
+    target: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
+    *,
+    load: dict[str, Any],
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint converted into a classifier, checked and complete or not at all."""
+    import headswap
+
+    quiet_libraries()
+    report = headswap.convert_checkpoint(source, target, dtype=_dtype(dtype), **load)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        say(str(report))
+
+
+@app.command()
+@with_load_options
+def verify(path: Source, *, load: dict[str, Any], as_json: AsJson = False) -> None:
+    """Run the reference class and ours on the same ids and print the largest differences."""
+    from headswap.convert import verify as run
+
+    quiet_libraries()
+    report = run(path, **load)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        note(f"{report.source} against {report.reference}, fp32, largest logit {report.scale:.3g}")
+        print_table(
+            ("input", "largest difference"),
+            [(c.name, c.note if c.difference is None else f"{c.difference:.1e}")
+             for c in report.cases],
+        )  # fmt: skip
+    if not report.ok:
+        note(f"differs by more than {report.tolerance:g} of the logits' size")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@with_load_options
+def classify(
+    path: Source,
+    texts: Annotated[list[str] | None, typer.Argument(help='Texts; "-" reads stdin.')] = None,
+    *,
+    load: dict[str, Any],
+    file: Annotated[
+        list[str] | None, typer.Option(help="A file of texts, one a line, or .jsonl.")
+    ] = None,
+    activation: Annotated[str | None, typer.Option(help="softmax, sigmoid or identity.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts in one run.")] = 32,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text.")] = None,
+    truncation: Annotated[bool, typer.Option(help="Cut a longer text, or refuse it.")] = True,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Classify texts given as arguments, in files or on standard input."""
+    given = read_texts(texts or [], file or [])
+    from headswap.text import Classifier
+
+    quiet_libraries()
+    template = load.pop("template", None)
+    classifier = Classifier(
+        path, activation=activation, batch_size=batch_size, max_length=max_length,
+        truncation=truncation, template=template, dtype=_dtype(dtype), **load,
+    )  # fmt: skip
+    with progress("classifying") as update:
+        answers = classifier.classify(given, progress=update)
+    if as_json:
+        for text, answer in zip(given, answers, strict=True):
+            print_json_line({"text": text, **answer.to_dict()})
+        return
+    print_table(
+        ("label", "score", "text"),
+        [(a.label, f"{a.score:.4f}", _shown(text)) for text, a in zip(given, answers, strict=True)],
+    )
+
+
+@app.command()
+def demo(
+    cache: Annotated[
+        Path | None, typer.Option(help="Where converted checkpoints are kept.")
+    ] = None,
+) -> None:
+    """Classify real sentences with two real checkpoints, and compare with their own classes."""
+    from headswap.cli.demo import run
+
+    quiet_libraries()
+    if not run(cache):
+        raise typer.Exit(FAILED)
+
+
+def _shown(text: Any) -> str:
+    return text if isinstance(text, str) else " | ".join(text)
+
+
+def _dtype(name: str | None) -> Any:
+    if name is None:
+        return None
+    import torch
+
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise typer.BadParameter(f"{name!r} is not one of float32, bfloat16, float16")
+    return found
+
+
+def main() -> None:
+    """Run the command line; every expected failure ends in one line and a status."""
+    warnings.showwarning = _warn
+    try:
+        app()
+    except HeadswapError as error:
+        note(f"error: {error}")
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        note("interrupted")
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output is gone; a second error at shutdown would only be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    note(f"warning: {message}")

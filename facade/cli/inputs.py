@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts from arguments, files (plain or JSON lines) and standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headswap.registry.errors import InputError
+
+Text = str | tuple[str, str]
+
+
+def read_texts(arguments: Sequence[str], files: Sequence[str]) -> list[Text]:
+    """All texts, in order: arguments first, then files; "-" is standard input.
+
+    With neither, standard input is read unless it is a terminal. A .jsonl file (or a line that is
+    a JSON object) holds {"text": ..., "text_pair": ...}; other files hold a text a line.
+    """
+    texts: list[Text] = [text for text in arguments if text != "-"]
+    sources = [*(["-"] if "-" in arguments else []), *files]
+    if not texts and not sources:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError("No text: give texts, --file FILE, or pipe them in.", rows=())
+        sources = ["-"]
+    for source in sources:
+        texts.extend(_read(source))
+    if not texts:
+        raise InputError(f"No text in {', '.join(sources)}.", rows=())
+    return texts
+
+
+def _read(source: str) -> list[Text]:
+    if source == "-":
+        return list(_lines(sys.stdin, "standard input", False))
+    file = Path(source)
+    try:
+        with file.open(encoding="utf-8") as handle:
+            return list(_lines(handle, source, file.suffix == ".jsonl"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{source} can't be read: {error}", rows=()) from error
+
+
+def _lines(lines: Iterable[str], name: str, as_json: bool) -> Iterable[Text]:
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r\n")
+        if as_json and line.strip():
+            yield _object(line, f"{name}:{number}")
+        elif line.strip():
+            yield line
+
+
+def _object(line: str, where: str) -> Text:
+    try:
+        found: Any = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not a JSON value: {error}", rows=()) from error
+    if isinstance(found, str):
+        return found
+    text = found.get("text") if isinstance(found, dict) else None
+    pair = found.get("text_pair") if isinstance(found, dict) else None
+    if not isinstance(text, str) or not isinstance(pair, (str, type(None))):
+        raise InputError(f'{where}: expected {{"text": ..., "text_pair": ...}} strings.', rows=())
+    return text if pair is None else (text, pair)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, declared once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+LABEL_TOKEN = "--label-token"
+LABEL_ID = "--label-id"
+
+# Name of the keyword of `headswap.load` -> how the command line spells it.
+LOAD: dict[str, Any] = {
+    "task": Annotated[str | None, typer.Option(help="classify, reward, embed or token-classify.")],
+    "label_tokens": Annotated[
+        list[str] | None,
+        typer.Option(LABEL_TOKEN, help="A word that is one token; one for each label, in order."),
+    ],
+    "label_ids": Annotated[
+        list[int] | None, typer.Option(LABEL_ID, help="A token id in place of a word.")
+    ],
+    "method": Annotated[
+        str | None, typer.Option(help="rows (a row a token) or difference (second - first).")
+    ],
+    "num_labels": Annotated[int | None, typer.Option(min=1, help="How many labels.")],
+    "id2label": Annotated[
+        list[str] | None, typer.Option("--label", help="A label's name; repeat, in order.")
+    ],
+    "problem_type": Annotated[
+        str | None,
+        typer.Option(help="regression, single_label_classification or multi_label_classification."),
+    ],
+    "head": Annotated[str | None, typer.Option(help="Another head family, such as bert.")],
+    "pooling": Annotated[str | None, typer.Option(help="last, first, mean or compat.")],
+    "template": Annotated[str | None, typer.Option(help="Text around the input, with one {text}.")],
+    "allow_untrained_head": Annotated[
+        bool, typer.Option("--allow-untrained-head", help="Start a missing head at random.")
+    ],
+    "trust_remote_code": Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that lies in the checkpoint.")
+    ],
+}
+
+
+def with_load_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `headswap.load` to a command, which gets them as the dict `load`."""
+    own = inspect.signature(command, eval_str=True)
+    kept = [p for name, p in own.parameters.items() if name != "load"]
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if hint.__args__[0] is bool else None,
+            annotation=hint,
+        )
+        for name, hint in LOAD.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        load = given_options({name: given.pop(name) for name in LOAD})
+        return command(load=load, **given)
+
+    signature = own.replace(parameters=[*kept, *shared])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return run
+
+
+def given_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of `headswap.load` that were given, label ids joined with label words."""
+    ids = values.pop("label_ids")
+    words = values.pop("label_tokens")
+    if ids and words:
+        raise typer.BadParameter(f"give {LABEL_TOKEN} or {LABEL_ID}, not both")
+    values["label_tokens"] = ids or words
+    return {name: value for name, value in values.items() if value not in (None, False, [])}

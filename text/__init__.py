@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From text to answers."""
+
+from headswap.text.classifier import Answer, Classifier
+from headswap.text.template import Template, parse_template
+
+__all__ = ["Answer", "Classifier", "Template", "parse_template"]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From texts to ids, by the tokenizer's own rules, and from ids to padded tensors."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headswap.registry.errors import ConversionError, InputError
+from headswap.text.lengths import Limit
+from headswap.text.template import Template
+
+Text = str | tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids of one text, its segments (None where the model has none), and its uncut length."""
+
+    ids: list[int]
+    types: list[int] | None
+    full: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the text was cut."""
+        return self.full > len(self.ids)
+
+
+class Encoder:
+    """Encodes texts for one model. Thread-safe: a fast tokenizer keeps cutting as a state, so each
+    way of calling has a copy of its own that is never called otherwise."""
+
+    def __init__(
+        self, tokenizer: Any, limit: Limit, *, template: str | None = None, truncation: bool = True
+    ) -> None:
+        self.limit = limit
+        self.truncation = truncation
+        self._full = copy.deepcopy(tokenizer)
+        self._cut = copy.deepcopy(tokenizer)
+        self._segments = "token_type_ids" in tokenizer.model_input_names
+        self.template = None if template is None else Template.compile(template, tokenizer)
+        self._pairs: bool | None = None
+
+    def encode(self, texts: Sequence[Text]) -> list[Encoded]:
+        """Ids of each text, with the marks that the tokenizer or the template puts around it.
+
+        Raises `InputError` for a text of no tokens, and for one longer than the limit where
+        cutting is off; warns once with the number of texts that were cut.
+        """
+        if self.template is not None:
+            found = [self._templated(text) for text in texts]
+        else:
+            found = self._plain(texts)
+        self._check(found)
+        return found
+
+    def _templated(self, text: Text) -> Encoded:
+        if not isinstance(text, str) or self.template is None:
+            raise ConversionError("A template takes one text; pairs have none yet.")
+        limit = self.limit.value if self.truncation else None
+        ids, full = self.template.encode(text, limit)
+        return Encoded(ids, [0] * len(ids) if self._segments else None, full)
+
+    def _plain(self, texts: Sequence[Text]) -> list[Encoded]:
+        if not texts:
+            return []
+        firsts, seconds = _columns(texts)
+        if seconds is not None:
+            self._require_pairs()
+        found = _call(self._full, firsts, seconds)
+        limit = self.limit.value
+        long = [i for i, each in enumerate(found) if limit is not None and each.full > limit]
+        if long and self.truncation:
+            again = _call(
+                self._cut,
+                [firsts[i] for i in long],
+                None if seconds is None else [seconds[i] for i in long],
+                truncation="longest_first",
+                max_length=limit,
+            )
+            for i, each in zip(long, again, strict=True):
+                found[i] = Encoded(each.ids, each.types, found[i].full)
+        return found
+
+    def _require_pairs(self) -> None:
+        """Refuse pairs for a tokenizer that would only glue the two texts together."""
+        if self._pairs is None:
+            self._pairs = has_pair_scheme(self._full)
+        if not self._pairs:
+            raise ConversionError(
+                f"{type(self._full).__name__} puts no separator between two texts, so a pair would "
+                "be read as one text. Give a template, or join the texts yourself."
+            )
+
+    def _check(self, found: Sequence[Encoded]) -> None:
+        limit = self.limit.value
+        empty = tuple(i for i, each in enumerate(found) if not each.ids)
+        if empty:
+            raise InputError(f"Texts {list(empty)} have no tokens at all.", rows=empty)
+        long = tuple(i for i, each in enumerate(found) if limit is not None and each.full > limit)
+        if long and not self.truncation:
+            raise InputError(
+                f"Text {long[0]} has {found[long[0]].full} tokens, and the limit is {limit} "
+                f"(from {self.limit.source}). Shorten it, or allow truncation.",
+                rows=long,
+            )
+        if long:
+            warnings.warn(
+                f"{len(long)} of {len(found)} texts were cut to {limit} tokens (limit from "
+                f"{self.limit.source}).",
+                stacklevel=4,
+            )
+
+
+def _columns(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
+    pairs = [text for text in texts if not isinstance(text, str)]
+    if not pairs:
+        return [str(text) for text in texts], None
+    if len(pairs) != len(texts) or any(len(pair) != 2 for pair in pairs):
+        raise InputError(
+            "Texts must be all strings, or all pairs (first, second) of strings.", rows=()
+        )
+    return [str(a) for a, _ in pairs], [str(b) for _, b in pairs]
+
+
+def _call(
+    tokenizer: Any, firsts: list[str], seconds: list[str] | None, **options: Any
+) -> list[Encoded]:
+    found = tokenizer(firsts, seconds, padding=False, verbose=False, **options)
+    types = found.get("token_type_ids") or [None] * len(firsts)
+    return [Encoded(i, t, len(i)) for i, t in zip(found["input_ids"], types, strict=True)]
+
+
+def has_pair_scheme(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts an end or separator mark between the texts of a pair."""
+    single = tokenizer("a", add_special_tokens=False)["input_ids"]
+    pair = tokenizer("a", "a")["input_ids"]
+    marks = {tokenizer.sep_token_id, tokenizer.eos_token_id} - {None, tokenizer.bos_token_id}
+    inner = pair[:-1] if pair and pair[-1] in marks else pair
+    return bool(single) and any(mark in inner for mark in marks)
+
+
+def collate(rows: Sequence[Encoded], pad_id: int, side: str = "right") -> dict[str, Tensor]:
+    """Padded int64 tensors `[batch, length]`: input_ids, attention_mask and, where the rows have
+    segments, token_type_ids.
+
+    The mask decides what is real, so `pad_id` may be any id. `side` is "right" or "left".
+    """
+    width = max(len(row.ids) for row in rows)
+
+    def padded(values: Sequence[int], fill: int) -> list[int]:
+        rest = [fill] * (width - len(values))
+        return [*rest, *values] if side == "left" else [*values, *rest]
+
+    batch = {
+        "input_ids": torch.tensor([padded(row.ids, pad_id) for row in rows]),
+        "attention_mask": torch.tensor([padded([1] * len(row.ids), 0) for row in rows]),
+    }
+    if all(row.types is not None for row in rows):
+        batch["token_type_ids"] = torch.tensor([padded(row.types or (), 0) for row in rows])
+    return batch
