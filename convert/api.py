@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 from headswap.convert.checkpoint import open_checkpoint
 from headswap.convert.classes import ConvertedClass
 from headswap.convert.conversion import Conversion, Method, label_pairs, stock_name
+from headswap.convert.decide import Options
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.embedding import default_pooling
-from headswap.convert.job import Options, prepare
+from headswap.convert.job import prepare
 from headswap.convert.plan import ConversionPlan
 from headswap.convert.serving import is_native, serve, serve_class
 from headswap.convert.share import convert_model

@@ -178,6 +178,18 @@ def read_headers(folder: Path) -> dict[str, Header]:
     )
 
 
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor in `folder`, memory-mapped where the format allows; errors as `read_headers`."""
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = {}
+    for file in _files(folder, "model*.safetensors"):
+        found.update(load_file(file))
+    for file in [] if found else _files(folder, "pytorch_model*.bin"):
+        found.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+    return found
+
+
 def _files(folder: Path, pattern: str) -> list[Path]:
     index = folder / f"{pattern.replace('*', '')}.index.json"
     if not index.exists():

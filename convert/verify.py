@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headswap.convert.job import Job, Options, prepare
+from headswap.convert.decide import Options
+from headswap.convert.job import Job, prepare
 from headswap.convert.loading import read_class
 from headswap.convert.serving import is_native
 

@@ -15,7 +15,8 @@ import torch
 
 from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
 from headswap.convert.conversion import marks
-from headswap.convert.job import Job, Options, prepare
+from headswap.convert.decide import Options
+from headswap.convert.job import Job, prepare
 from headswap.convert.loading import drop_reason
 from headswap.convert.plan import ConversionReport
 from headswap.convert.verify import TOLERANCE, run, sample_rows

@@ -129,7 +129,8 @@ def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, An
             )
         return source, tokenizer
     from headswap.convert.checkpoint import open_checkpoint
-    from headswap.convert.job import Options, prepare
+    from headswap.convert.decide import Options
+    from headswap.convert.job import prepare
 
     checkpoint = open_checkpoint(source, trust_remote_code=options.get("trust_remote_code", False))
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()

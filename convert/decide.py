@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint's files and the options decide together, each in one place."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from headswap.convert.checkpoint import Checkpoint
+from headswap.convert.classes import head_spec
+from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_name
+from headswap.convert.derive import label_names, label_token_ids
+from headswap.convert.labels import LabelSpace, label_space
+from headswap.registry import Task, global_registry
+from headswap.registry.errors import CheckpointError, ConversionError, HeadswapError
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that `plan`, `load` and `convert_checkpoint` share; see `headswap.load`."""
+
+    task: Task | None = None
+    label_tokens: Sequence[str | int] | None = None
+    method: Method | None = None
+    num_labels: int | None = None
+    id2label: Any = None
+    problem_type: str | None = None
+    head: str | None = None
+    pooling: str | None = None
+    template: str | None = None
+    tokenizer: Any = None
+    allow_untrained_head: bool = False
+    trust_remote_code: bool = False
+
+
+def task_of(checkpoint: Checkpoint) -> Task:
+    """What the stored architecture is for; a causal or base checkpoint becomes a classifier."""
+    if checkpoint.architecture is None:
+        return "classify"
+    try:
+        found = global_registry.resolve(stock_name(checkpoint.architecture)).task
+    except HeadswapError:
+        return "classify"
+    return "classify" if found in ("generate", "embed") else found
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """The stored architecture, else the causal (or base) class of the model type."""
+    if checkpoint.architecture is not None:
+        return checkpoint.architecture
+    for name in global_registry.by_model_type(checkpoint.config.model_type):
+        return name
+    raise CheckpointError(
+        f"{checkpoint.name} names no architecture and its model type "
+        f'{checkpoint.config.model_type!r} is unknown; add "architectures" to config.json.',
+        path=checkpoint.name,
+    )
+
+
+def pooling_of(checkpoint: Checkpoint, task: Task) -> str | None:
+    if task != "embed":
+        return None
+    from headswap.convert.embedding import stored_pooling
+
+    return stored_pooling(checkpoint)
+
+
+def label_tokens(checkpoint: Checkpoint, options: Options) -> tuple[tuple[int, ...], Any]:
+    """Token ids of the labels, and the label names that they give."""
+    tokens = options.label_tokens
+    if tokens is None:
+        return (), None
+    tokenizer = options.tokenizer
+    if tokenizer is None and any(isinstance(token, str) for token in tokens):
+        tokenizer = checkpoint.tokenizer()
+    ids = label_token_ids(tokens, tokenizer, checkpoint.config.get_text_config().vocab_size)
+    if options.id2label is not None:
+        return ids, None
+    return ids, label_pairs(label_names(tokens, options.method))
+
+
+def decide_labels(
+    checkpoint: Checkpoint, cls: Any, options: Options
+) -> tuple[Any, LabelSpace | None]:
+    """The config with the number of labels that the stored head has, and who decided."""
+    config = cls.conversion.apply(checkpoint.config)
+    if cls.conversion.task == "embed":
+        return config, None
+    spec = head_spec(cls, config)
+    tensor = f"{spec.output.path}.weight"
+    header = checkpoint.headers.get(tensor)
+    if header is not None and cls.conversion.label_ids:
+        raise ConversionError(
+            f"{checkpoint.name} already has a head ({tensor}); drop label_tokens to use it, or "
+            "convert the causal checkpoint that it was made from."
+        )
+    biased = f"{spec.output.path}.bias" in checkpoint.headers
+    if header is not None and biased and not spec.output.bias:
+        mark(config, head_bias=True)
+    rows = None if header is None or marks(config).get("difference") else header[0][0]
+    labels = label_space(_raw(checkpoint), tensor, rows, cls.conversion.labels)
+    if labels is not None and labels.count != config.num_labels:
+        config.num_labels = labels.count
+    return config, labels
+
+
+def _raw(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The stored config, without label fields where the checkpoint has no classification head
+    (transformers writes two made-up labels into many causal configs)."""
+    name = checkpoint.architecture or ""
+    return checkpoint.raw if "Classification" in name else {}
+
+
+def set_pad_id(config: Any, checkpoint: Checkpoint, options: Options) -> tuple[str, ...]:
+    """Take the tokenizer's pad id where the config has none; says so."""
+    text = config.get_text_config()
+    if text.pad_token_id is not None or not (options.tokenizer or checkpoint.has_tokenizer):
+        return ()
+    tokenizer = options.tokenizer or checkpoint.tokenizer()
+    if tokenizer.pad_token_id is None:
+        return ("neither config nor tokenizer has a pad token; pass attention_mask",)
+    text.pad_token_id = cast(int, tokenizer.pad_token_id)
+    return (f"pad_token_id {text.pad_token_id} taken from the tokenizer",)
+
+
+def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:
+    """The prefix of a checkpoint whose backbone is stored without one, beside a stored head.
+
+    transformers 5 finds it out by itself; 4.57 takes such a file for a damaged one.
+    """
+    if importlib.util.find_spec("transformers.core_model_loading"):
+        return ""
+    if cls.conversion.task == "embed":
+        return ""
+    prefix, stored = f"{cls.base_model_prefix}.", checkpoint.headers
+    head = set(head_spec(cls, config).tensors())
+    bare = not any(name.startswith(prefix) for name in stored)
+    return prefix if bare and not head.isdisjoint(stored) else ""
+
+
+def with_prefix(
+    tensors: Mapping[str, Value], prefix: str, cls: Any, config: Any
+) -> dict[str, Value]:
+    """`tensors` with `prefix` before every name that is not the head's."""
+    head = set(head_spec(cls, config).tensors())
+    return {name if name in head else prefix + name: value for name, value in tensors.items()}
