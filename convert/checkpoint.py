@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headswap.convert.conversion import stock_name
 from headswap.registry import global_registry
 from headswap.registry.errors import ArchitectureError, CheckpointError
 
@@ -131,7 +132,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_config(folder: Path, raw: Mapping[str, Any], trust: bool) -> Any:
     named = raw.get("architectures") or [None]
-    known = _registered_config(str(named[0])) if named[0] else None
+    known = _registered_config(stock_name(str(named[0]))) if named[0] else None
     if known is not None:
         return known.from_pretrained(str(folder))
     return _auto_config(folder, trust)

@@ -159,6 +159,11 @@ def label_pairs(id2label: Mapping[Any, str] | Iterable[str] | None) -> Any:
     return tuple(pairs)
 
 
+def text_field(config: Any, name: str) -> Any:
+    """A field of the text part of `config`; None where a downstream config lacks it."""
+    return getattr(config.get_text_config(), name, None)
+
+
 INEXACT = ("softcap", "difference", "head_bias")
 """Marks of a head that a stock classification class would compute wrongly."""
 

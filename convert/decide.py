@@ -6,11 +6,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.classes import head_spec
-from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_name
+from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_name, text_field
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.labels import LabelSpace, label_space
 from headswap.registry import Task, global_registry
@@ -115,16 +115,15 @@ def _raw(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return checkpoint.raw if "Classification" in name else {}
 
 
-def set_pad_id(config: Any, checkpoint: Checkpoint, options: Options) -> tuple[str, ...]:
-    """Take the tokenizer's pad id where the config has none; says so."""
-    text = config.get_text_config()
-    if text.pad_token_id is not None or not (options.tokenizer or checkpoint.has_tokenizer):
-        return ()
-    tokenizer = options.tokenizer or checkpoint.tokenizer()
-    if tokenizer.pad_token_id is None:
-        return ("neither config nor tokenizer has a pad token; pass attention_mask",)
-    text.pad_token_id = cast(int, tokenizer.pad_token_id)
-    return (f"pad_token_id {text.pad_token_id} taken from the tokenizer",)
+def pad_id_of(checkpoint: Checkpoint, options: Options) -> tuple[int | None, tuple[str, ...]]:
+    """The pad id to give a model whose config has none, taken from the tokenizer, and a note."""
+    stored = text_field(checkpoint.config, "pad_token_id")
+    if stored is not None or not (options.tokenizer or checkpoint.has_tokenizer):
+        return None, ()
+    found = (options.tokenizer or checkpoint.tokenizer()).pad_token_id
+    if found is None:
+        return None, ("neither config nor tokenizer has a pad token; pass attention_mask",)
+    return int(found), (f"pad_token_id {found} taken from the tokenizer",)
 
 
 def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:

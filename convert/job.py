@@ -25,8 +25,8 @@ from headswap.convert.decide import (
     bare_prefix,
     decide_labels,
     label_tokens,
+    pad_id_of,
     pooling_of,
-    set_pad_id,
     task_of,
     with_prefix,
 )
@@ -50,6 +50,7 @@ class Job:
     serving: Serving
     config: Any
     labels: LabelSpace | None
+    pad_id: int | None = None
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -93,6 +94,9 @@ class Job:
             dtype=dtype or torch.float32,
             **options,
         )
+        if self.pad_id is not None:
+            # Not before: a class that is built with a pad id may zero that row of its embedding.
+            model.config.get_text_config().pad_token_id = self.pad_id
         return model if device is None else model.to(device)
 
     def plan(self) -> ConversionPlan:
@@ -203,7 +207,7 @@ def prepare(path: Any, options: Options) -> Job:
     config, labels = decide_labels(checkpoint, serving.cls, options)
     if inexact(config):
         serving = replace(serving, cls=as_non_stock(serving.cls), stock=False)
-    notes = set_pad_id(config, checkpoint, options)
+    pad_id, notes = pad_id_of(checkpoint, options)
     if options.template is not None:
         mark(config, template=options.template)
-    return Job(checkpoint, options, serving, config, labels, notes)
+    return Job(checkpoint, options, serving, config, labels, pad_id, notes)

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import logging
 
-from headswap.convert.conversion import Conversion, mark, marks
+from headswap.convert.conversion import Conversion, mark, marks, text_field
 from headswap.heads import HeadSpec, check_mask, mask_positions, pool, run_head
 from headswap.registry.errors import InputError, MissingHeadError
 
@@ -153,7 +153,7 @@ class ConvertedModel(PreTrainedModel):
             return mask != 0
         if not by_pad_id or ids is None:
             return torch.ones(shape, dtype=torch.bool, device=device)
-        pad = self.config.get_text_config().pad_token_id
+        pad = text_field(self.config, "pad_token_id")
         if pad is None and shape[0] > 1:
             raise InputError(
                 f"{shape[0]} rows were given without attention_mask and the config has no "

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headswap.convert.conversion import text_field
 from headswap.convert.decide import Options
 from headswap.convert.job import Job, prepare
 from headswap.convert.loading import read_class
@@ -105,7 +106,7 @@ def _gap(found: Tensor, wanted: Sequence[Tensor]) -> float:
 def run(model: Any, rows: Sequence[Row], side: str) -> Tensor:
     """fp32 logits `[rows, labels]` of one padded batch."""
     width = max(len(ids) for ids, _ in rows) + (3 if len(rows) > 1 else 0)
-    pad = model.config.get_text_config().pad_token_id or 0
+    pad = text_field(model.config, "pad_token_id") or 0
 
     def padded(values: list[int], fill: int) -> list[int]:
         rest = [fill] * (width - len(values))

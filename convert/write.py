@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
-from headswap.convert.conversion import marks
+from headswap.convert.conversion import marks, text_field
 from headswap.convert.decide import Options
 from headswap.convert.job import Job, prepare
 from headswap.convert.loading import drop_reason
@@ -88,14 +88,13 @@ def _refuse_inexact(job: Job, model: Any) -> None:
 
 def _pad_for_stock(job: Job, model: Any) -> list[str]:
     """Give a stock score head the pad id without which it refuses batches."""
-    text = model.config.get_text_config()
-    if not job.serving.stock or text.pad_token_id is not None:
+    if not job.serving.stock or text_field(model.config, "pad_token_id") is not None:
         return []
-    eos = text.eos_token_id
+    eos = text_field(model.config, "eos_token_id")
     eos = eos[0] if isinstance(eos, list) else eos
     if eos is None:
         return ["no pad_token_id: stock transformers takes batches of one only"]
-    text.pad_token_id = eos
+    model.config.get_text_config().pad_token_id = eos
     return [f"pad_token_id set to the end mark {eos}, since neither config nor tokenizer has one"]
 
 
@@ -128,7 +127,7 @@ def _parity(job: Job, model: Any, folder: Path) -> float:
     """Largest difference between the model and what the written folder gives, in fp32."""
     rows = sample_rows(job)
     reread = _reread(job, folder)
-    batched = reread.config.get_text_config().pad_token_id is not None
+    batched = text_field(reread.config, "pad_token_id") is not None
     batches = [rows] if batched else [[row] for row in rows]
     model = model.float()
     found = torch.cat([run(reread, batch, "right") for batch in batches])

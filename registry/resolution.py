@@ -142,7 +142,8 @@ class Resolver:
     def _sources(self, name: str, stem: str, task: Task) -> tuple[str, ...]:
         found = split(name, self.state.rules)
         rule = found[1] if found and found[1].task == task else canonical(task, self.state.rules)
-        return tuple(stem + suffix for suffix in rule.sources) if rule else ()
+        # The bare stem last: some causal classes have no suffix at all (BertGenerationDecoder).
+        return tuple(stem + suffix for suffix in (*rule.sources, "")) if rule else ()
 
     def _model_types(self, name: str, given: str | None) -> tuple[str, ...]:
         """The given type alone where the class serves it, else every type that the class serves;

@@ -21,5 +21,6 @@ def near(name: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def shown(name: str) -> str:
-    """`name` quoted, cut if it is very long."""
-    return repr(name if len(name) <= WIDEST else name[:WIDEST] + "...")
+    """`name` quoted, cut if it is very long (escapes of odd characters counted)."""
+    quoted = repr(name[: WIDEST + 1])
+    return quoted if len(quoted) <= WIDEST else f"{quoted[:WIDEST]}..."
