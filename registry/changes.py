@@ -38,9 +38,10 @@ def add_entries(
     state: State, entries: Sequence[AdapterEntry], tables: Tables, replacing: bool
 ) -> State:
     """`state` with all `entries`, or `DuplicateArchitectureError` naming every clash."""
-    filled = [_with_task(entry, state.rules) for entry in entries]
-    _refuse([] if replacing else [c for e in filled for c in _clash(state, tables, e)])
-    _refuse(_doubled(filled))
+    taken = [] if replacing else [c for e in entries for c in _clash(state, tables, e)]
+    _refuse([*taken, *_doubled(entries)])
+    new = [entry for entry in entries if replacing or not _repeats(state, entry)]
+    filled = [_with_task(entry, state.rules) for entry in new]
     return replace(state, entries={**state.entries, **{e.architecture: e for e in filled}})
 
 
@@ -54,6 +55,15 @@ def _clash(state: State, tables: Tables, entry: AdapterEntry) -> list[Clash]:
     if taken is None or taken.target == entry.target:
         return []
     return [(entry.architecture, taken.owner, entry.owner)]
+
+
+def _repeats(state: State, entry: AdapterEntry) -> bool:
+    """Whether the entry says nothing that is not stored already, apart from its owner."""
+    stored = state.entries.get(entry.architecture)
+    if stored is None or stored.target != entry.target:
+        return False
+    said = ("task", "model_type", "head", "install_hint")
+    return all(getattr(entry, key) in (None, getattr(stored, key)) for key in said)
 
 
 def _doubled(entries: Sequence[AdapterEntry]) -> list[Clash]:
@@ -90,7 +100,7 @@ def add_alias(state: State, old: str, new: str, tables: Tables, replacing: bool)
 def add_rule(state: State, rule: SuffixRule, replacing: bool) -> State:
     """`state` with a suffix rule before the built-in ones."""
     same = [r for r in state.rules if r.suffix == rule.suffix]
-    if rule in same:
+    if any(replace(old, owner=rule.owner) == rule for old in same):
         return state
     if same and not replacing:
         _refuse([(rule.suffix, same[0].owner, rule.owner)])
@@ -111,36 +121,53 @@ def add_head(state: State, name: str, target: Any, owner: str, replacing: bool) 
 
 def add_weight_rule(state: State, rule: WeightRule) -> State:
     """`state` with a renaming after the ones it has; the same one twice is one."""
-    same = [(r.architecture, r.pattern) for r in state.weight_rules]
-    if (rule.architecture, rule.pattern) not in same:
+    key = (rule.architecture, rule.pattern)
+    same = [r for r in state.weight_rules if (r.architecture, r.pattern) == key]
+    if not same:
         return replace(state, weight_rules=(*state.weight_rules, rule))
-    if rule not in state.weight_rules:
-        _refuse([(f"{rule.architecture}: {rule.pattern}", "another rule", rule.owner)])
+    if same[0].replacement != rule.replacement:
+        _refuse([(f"{rule.architecture}: {rule.pattern}", same[0].owner, rule.owner)])
     return state
 
 
 def put_back(
-    state: State, entries: Sequence[AdapterEntry], before: Mapping[str, AdapterEntry]
+    state: State,
+    entries: Sequence[AdapterEntry],
+    before: Mapping[str, AdapterEntry],
+    ours: Mapping[str, AdapterEntry],
 ) -> State:
-    """`state` with the names of `entries` as they were in `before`."""
-    names = {entry.architecture for entry in entries}
+    """`state` with the names of `entries` as they were in `before`, where they still are `ours`."""
+    asked = {entry.architecture for entry in entries}
+    names = {name for name in asked if state.entries.get(name) is ours[name]}
     kept = {n: e for n, e in state.entries.items() if n not in names}
     return replace(state, entries={**kept, **{n: before[n] for n in names if n in before}})
 
 
-def owned(staged: State, base: State, owner: str) -> State:
-    """`staged` with `owner` as the owner of every entry that `base` has not."""
-    return replace(
-        staged,
-        entries={
-            name: entry if base.entries.get(name) is entry else replace(entry, owner=owner)
-            for name, entry in staged.entries.items()
-        },
-        heads={
-            name: head if name in base.heads else Head(head.target, owner)
-            for name, head in staged.heads.items()
-        },
+def merged(state: State, base: State, staged: State, owner: str) -> State:
+    """`state` with all that `staged` has beyond `base`, as `owner`'s.
+
+    A plugin works on a staged copy; what it registered directly meanwhile is in `state`, and stays.
+    """
+    entries = {n: replace(e, owner=owner) for n, e in _beyond(base.entries, staged.entries)}
+    heads = {n: Head(h.target, owner) for n, h in _beyond(base.heads, staged.heads)}
+    direct = dict(_beyond(base.entries, state.entries))
+    _refuse(_doubled([*(direct[n] for n in entries if n in direct), *entries.values()]))
+    result = replace(
+        state,
+        entries={**state.entries, **entries},
+        aliases={**state.aliases, **dict(_beyond(base.aliases, staged.aliases))},
+        retired={**state.retired, **dict(_beyond(base.retired, staged.retired))},
+        heads={**state.heads, **heads},
     )
+    for rule in (r for r in staged.rules if r not in base.rules):
+        result = add_rule(result, replace(rule, owner=owner), True)
+    for renaming in (r for r in staged.weight_rules if r not in base.weight_rules):
+        result = add_weight_rule(result, replace(renaming, owner=owner))
+    return result
+
+
+def _beyond(base: Mapping[str, Any], staged: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in staged.items() if base.get(name) != value]
 
 
 def served_names(names: Iterable[str], rules: Sequence[SuffixRule]) -> list[str]:

@@ -33,8 +33,8 @@ class AdapterEntry:
     def __post_init__(self) -> None:
         if not isinstance(self.architecture, str) or not self.architecture.isidentifier():
             raise RegistrationError(
-                f"{self.architecture!r} is not an architecture name; expected a class name such "
-                "as 'LlamaForCausalLM'."
+                f"{self.architecture!r:.100} is not an architecture name; expected a class name "
+                "such as 'LlamaForCausalLM'."
             )
         if self.task is not None and self.task not in TASKS:
             raise RegistrationError(f"Unknown task {self.task!r}; known: {', '.join(TASKS)}.")
@@ -65,7 +65,7 @@ def check_target(target: object) -> None:
     module, _, attribute = target.partition(":")
     if not (_dotted(module) and _dotted(attribute)):
         raise RegistrationError(
-            f"{target!r} is not of the form 'package.module:Class'.", target=target
+            f"{target!r:.200} is not of the form 'package.module:Class'.", target=target
         )
 
 

@@ -14,7 +14,7 @@ from headswap.registry import changes
 from headswap.registry.entry import AdapterEntry, Task, load_target
 from headswap.registry.errors import HeadswapError
 from headswap.registry.missing import retired, unknown
-from headswap.registry.plugins import load_each
+from headswap.registry.plugins import load_each, warn_of
 from headswap.registry.resolution import Resolution, Resolver
 from headswap.registry.rules import SuffixRule, WeightRule
 from headswap.registry.state import Retired, State
@@ -44,9 +44,8 @@ class AdapterRegistry:
         self._read_tables = tables or Tables
         self._state = state or State()
         self._plugins_read = entry_point_group is None
+        self._plugins_loading = False
         self.broken_plugins: tuple[str, ...] = ()
-
-    # -- registering --------------------------------------------------------------------------
 
     def register(
         self,
@@ -143,8 +142,6 @@ class AdapterRegistry:
         with self._lock:
             self._state = make(self._state)
 
-    # -- asking -------------------------------------------------------------------------------
-
     def get(self, architecture: str) -> AdapterEntry:
         """The entry of exactly that name, or of what it is an alias for.
 
@@ -185,8 +182,9 @@ class AdapterRegistry:
         return new
 
     def _found(self, name: str, find: Callable[[Resolver], Found | None]) -> Found:
+        seen = self._state
         found = find(self._resolver())
-        if found is None and self._read_plugins():
+        if found is None and self._read_plugins(seen):
             found = find(self._resolver())
         if found is None:
             raise self._missing(name)
@@ -236,7 +234,7 @@ class AdapterRegistry:
     def head_family(self, name: str) -> Any:
         """The registered head family of that name, imported if need be; None if there is none."""
         if name not in self._state.heads:
-            self._read_plugins()
+            self._read_plugins(self._state)
         head = self._state.heads.get(name)
         if head is None or not isinstance(head.target, str):
             return head and head.target
@@ -250,8 +248,6 @@ class AdapterRegistry:
         """The renamings registered for an architecture, in order."""
         return tuple(r for r in self._state.weight_rules if r.architecture == architecture)
 
-    # -- copies and plugins -------------------------------------------------------------------
-
     def copy(self) -> AdapterRegistry:
         """A registry of its own with the same contents, which reads no plugins."""
         return AdapterRegistry(tables=self._read_tables, state=self._state)
@@ -260,35 +256,43 @@ class AdapterRegistry:
     def override(self, entries: Mapping[str, Any] | Iterable[AdapterEntry]) -> Iterator[None]:
         """Replace entries for a while; only these are put back, not what others registered."""
         made = changes.as_entries(entries)
-        before = self._state.entries
-        self.register_many(made, replace=True)
+        with self._lock:
+            before = self._state.entries
+            self.register_many(made, replace=True)
+            ours = self._state.entries
         try:
             yield
         finally:
-            self._change(lambda state: changes.put_back(state, made, before))
+            self._change(lambda state: changes.put_back(state, made, before, ours))
 
-    def _read_plugins(self) -> bool:
-        """Read the entry points if nobody has; says whether they were read just now."""
-        if self._done():
-            return False
-        with self._lock:
-            if self._done():
-                return True  # another thread read them while this one waited
-            self._plugins_read = True  # before loading: a plugin may resolve names itself
+    def _read_plugins(self, seen: State) -> bool:
+        """Read the entry points if nobody has; says whether the state is another than `seen`."""
+        if not self._plugins_read:
+            with self._lock:  # whoever misses a name meanwhile waits here for the plugins
+                broken = self._load_plugins()
+            warn_of(broken)
+        return self._state is not seen
+
+    def _load_plugins(self) -> tuple[str, ...]:
+        # A plugin may resolve names while it loads; that must not start over.
+        if self._plugins_read or self._plugins_loading:
+            return ()
+        self._plugins_loading = True
+        try:
             self.broken_plugins = load_each(str(self._group), self._take_plugin)
-        return True
-
-    def _done(self) -> bool:
-        return self._plugins_read
+            self._plugins_read = True
+        finally:
+            self._plugins_loading = False
+        return self.broken_plugins
 
     def _take_plugin(self, load: Callable[[], Any], owner: str) -> None:
         before = self._state
         try:
             plugin = load()
             if callable(plugin) and not isinstance(plugin, type):
-                staged = self.copy()
+                base, staged = self._state, self.copy()
                 plugin(staged)
-                self._state = changes.owned(staged._state, self._state, owner)
+                self._state = changes.merged(self._state, base, staged._state, owner)
         except BaseException:
             self._state = before  # the lock is held, so nothing else has changed it
             raise

@@ -65,6 +65,10 @@ class Tables:
                     found.setdefault(name, []).append((table, model_type))
         return {name: tuple(places) for name, places in found.items()}
 
+    def class_names(self, table: str) -> tuple[str, ...]:
+        """The class names of one of the `tables`, sorted; () for a table that is not there."""
+        return tuple(sorted({n for names in self.tables.get(table, {}).values() for n in names}))
+
     def model_types(self, architecture: str) -> tuple[str, ...]:
         """The model types that the class serves; several for some, () for an unknown name.
 
@@ -115,7 +119,10 @@ def load_tables() -> Tables:
 
 @lru_cache(maxsize=4)
 def _read(file: str) -> Tables:
-    found = _parse(Path(file).read_text(encoding="utf-8"))
+    try:
+        found = _parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, TypeError, ValueError):  # moved, or no longer plain literals
+        found = {}
     if set(found) == set(_NAMES):
         return Tables(found)
     # Another layout than the ones we know: pay for the import rather than miss a name.

@@ -31,8 +31,8 @@ def print_json_line(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Plain text to standard output, never folded or coloured."""
-    out.print(text, markup=False, soft_wrap=True)
+    """Plain text to standard output as it is (rich would turn tabs into spaces)."""
+    sys.stdout.write(f"{text}\n")
 
 
 def note(text: str) -> None:
