@@ -17,7 +17,7 @@ from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.embedding import default_pooling
 from headswap.convert.job import prepare
 from headswap.convert.plan import ConversionPlan
-from headswap.convert.serving import is_native, serve, serve_class
+from headswap.convert.serving import serve, serve_class
 from headswap.convert.share import convert_model
 from headswap.registry import Resolution, Task, global_registry
 from headswap.registry.errors import ArchitectureError, ConversionError
@@ -95,42 +95,61 @@ def _convert(source: Any, task: Task, **options: Any) -> Any:
             "For a checkpoint on disk use headswap.load(path).",
             source=source,
         )
-    if _already(cls, task):
-        return _unchanged(source, cls, options)
+    held = _held_task(cls)
+    if held is not None and (held == task or (held, task) == ("classify", "reward")):
+        if not isinstance(source, type):
+            return _unchanged(source, cls, task, options)
+        if isinstance(cls, ConvertedClass) or not _given(options):
+            return _unchanged(source, cls, task, options)
     conversion = _conversion(source, cls, task, **options)
     if isinstance(source, type):
         return serve_class(_original(cls), conversion)
     return convert_model(source, serve_class(_original(cls), conversion, source.config.model_type))
 
 
-def _already(cls: Any, task: Task) -> bool:
+def _held_task(cls: Any) -> Task | None:
+    """What a converted class, or one of transformers' own heads, does; None for a source."""
     if isinstance(cls, ConvertedClass):
-        return bool(cast(Any, cls).conversion.task == task)
+        return cast(Task, cast(Any, cls).conversion.task)
     try:
-        found = global_registry.resolve(cls.__name__)
+        found = global_registry.get(cls.__name__)
     except ArchitectureError:
-        return False
-    if found.entry.load() is not cls or found.task in ("embed", "generate"):
-        return False
-    return is_native(Resolution(found.requested, task, cls.__name__, found.entry, "exact", ""))
+        return None
+    if found.load() is not cls or found.task in ("embed", "generate"):
+        return None
+    return found.task
 
 
-def _unchanged(source: Any, cls: Any, options: dict[str, Any]) -> Any:
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if v is not None and k != "tokenizer"}
+
+
+def _unchanged(source: Any, cls: Any, task: Task, options: dict[str, Any]) -> Any:
     """The source itself; an option that it does not fulfil is an error, never ignored."""
-    wanted = {name: value for name, value in options.items() if value is not None}
-    wanted.pop("tokenizer", None)
-    if "id2label" in wanted:
-        wanted["id2label"] = label_pairs(wanted["id2label"])
-    have = cast(Any, cls).conversion if isinstance(cls, ConvertedClass) else None
+    asked = _conversion(source, cls, task, **options)
     config = None if isinstance(source, type) else source.config
-    for name, value in wanted.items():
-        held = getattr(have, name, None) if have else getattr(config, name, None)
-        if held != value:
-            raise ConversionError(
-                f"{cls.__name__} is a classifier already, and its {name} is {held!r}, not "
-                f"{value!r}; convert the model that it was made from.",
-                option=name,
-            )
+    held = cast(Any, cls).conversion if isinstance(cls, ConvertedClass) else Conversion(task)
+    labels = held.labels if config is None else config.num_labels
+    if asked.labels not in (None, labels):
+        raise ConversionError(
+            f"{cls.__name__} has a head of its own with {labels} labels, not {asked.labels}; "
+            "convert the model that it was made from.",
+            option="num_labels",
+        )
+    names = held.id2label if config is None else label_pairs(config.id2label)
+    given = _given(options)
+    wrong: list[str] = [name for name in ("head", "pooling", "problem_type") if name in given
+             and given[name] not in (getattr(held, name), getattr(config, name, None))]  # fmt: skip
+    if "id2label" in given and asked.id2label != names:
+        wrong.append("id2label")
+    if "label_tokens" in given and (asked.label_ids, asked.method) != (held.label_ids, held.method):
+        wrong.append("label_tokens")
+    if wrong:
+        raise ConversionError(
+            f"{cls.__name__} has a head of its own, made with another {', '.join(wrong)}; convert "
+            "the model that it was made from.",
+            option=wrong[0],
+        )
     return source
 
 

@@ -21,6 +21,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "voca
                    "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
                    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
                    "chat_template.json")  # fmt: skip
+_DOWNLOADS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
            "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -35,6 +36,7 @@ class Checkpoint:
     config: Any
     raw: Mapping[str, Any]
     gguf_file: str | None = None
+    trusted: bool = False
 
     @property
     def name(self) -> str:
@@ -62,7 +64,8 @@ class Checkpoint:
         """The checkpoint's tokenizer; `CheckpointError` if it has none or it can't be read."""
         from transformers import AutoTokenizer
 
-        extra = {"gguf_file": self.gguf_file} if self.gguf_file else {}
+        extra: dict[str, Any] = {"gguf_file": self.gguf_file} if self.gguf_file else {}
+        extra["trust_remote_code"] = self.trusted
         try:
             return AutoTokenizer.from_pretrained(str(self.folder), **extra)
         except Exception as error:
@@ -80,10 +83,11 @@ def open_checkpoint(path: Any, *, trust_remote_code: bool = False) -> Checkpoint
     """
     folder, gguf_file = _locate(path)
     if gguf_file:
-        config = _auto_config(folder, trust_remote_code, gguf_file=gguf_file)
-        return Checkpoint(folder, config, {}, gguf_file)
+        config = _auto_config(folder, trust_remote_code, {}, gguf_file=gguf_file)
+        return Checkpoint(folder, config, {}, gguf_file, trust_remote_code)
     raw = _read_json(folder / "config.json")
-    return Checkpoint(folder, _read_config(folder, raw, trust_remote_code), raw)
+    config = _read_config(folder, raw, trust_remote_code)
+    return Checkpoint(folder, config, raw, trusted=trust_remote_code)
 
 
 def _locate(path: Any) -> tuple[Path, str | None]:
@@ -111,8 +115,10 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt",
-                                                            "*.model", "*.jinja"]))  # fmt: skip
+        folder = Path(snapshot_download(name, allow_patterns=_DOWNLOADS))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=["*.bin", "*.gguf"])
+        return folder
     except Exception as error:
         raise CheckpointError(
             f"{name!r} is neither a folder here nor a repository that can be had: {error}",
@@ -135,7 +141,7 @@ def _read_config(folder: Path, raw: Mapping[str, Any], trust: bool) -> Any:
     known = _registered_config(stock_name(str(named[0]))) if named[0] else None
     if known is not None:
         return known.from_pretrained(str(folder))
-    return _auto_config(folder, trust)
+    return _auto_config(folder, trust, raw)
 
 
 def _registered_config(architecture: str) -> Any:
@@ -147,14 +153,24 @@ def _registered_config(architecture: str) -> Any:
     return None if entry.owner == "transformers" else getattr(entry.load(), "config_class", None)
 
 
-def _auto_config(folder: Path, trust: bool, **extra: Any) -> Any:
+def _auto_config(folder: Path, trust: bool, raw: Mapping[str, Any], **extra: Any) -> Any:
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=trust, **extra)
-    except ImportError:
-        raise
+    except ImportError as error:
+        hint = " Install it with: pip install gguf" if "gguf" in str(error).lower() else ""
+        raise CheckpointError(
+            f"{folder}: reading its config needs a package that is missing: {error}.{hint}",
+            path=str(folder),
+        ) from error
     except Exception as error:
+        remote = raw.get("auto_map")
+        if remote and not trust:
+            from headswap.convert.remote import needs_consent
+
+            named = raw.get("architectures") or ["its config"]
+            raise needs_consent(str(folder), remote, str(named[0])) from error
         raise CheckpointError(
             f"{folder}: its config can't be read: {error}", path=str(folder)
         ) from error
@@ -180,7 +196,7 @@ def read_headers(folder: Path) -> dict[str, Header]:
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor in `folder`, memory-mapped where the format allows; errors as `read_headers`."""
+    """Every tensor in `folder`, whose headers were read before; mapped where the format allows."""
     from safetensors.torch import load_file
 
     found: dict[str, torch.Tensor] = {}
@@ -220,9 +236,15 @@ def _safetensors(file: Path) -> dict[str, Header]:
     with safe_open(str(file), framework="pt") as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
         return {
-            name: (tuple(part.get_shape()), _DTYPES.get(part.get_dtype(), torch.float32))
+            name: (tuple(part.get_shape()), _dtype(part.get_dtype()))
             for name, part in slices.items()
         }
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name}")
+    return _DTYPES[name]
 
 
 def _pickled(file: Path) -> dict[str, Header]:

@@ -35,6 +35,7 @@ from headswap.heads import (
 )
 from headswap.heads.spec import BASE, checked_pooling
 from headswap.registry import Task
+from headswap.registry.errors import UnsupportedHeadError
 
 _TASK_MODEL: dict[Task, type[ConvertedModel]] = {
     "classify": SequenceClassificationModel,
@@ -94,16 +95,18 @@ def _fp32_modules(source: Any, conversion: Conversion, native: bool) -> set[str]
     kept = set(getattr(source, "_keep_in_fp32_modules_strict", None) or ())
     if conversion.task == "embed":
         return kept
-    if conversion.head:
-        rows = family(conversion.head)
-    elif native:
-        rows = native_family(source.config_class.model_type, source, conversion.task)
-    else:
-        rows = default_family(conversion.task)
-    paths = [
-        layer.path.removeprefix(f"{BASE}.") for layer in rows.layers if isinstance(layer, Dense)
-    ]
-    return kept | {path.split(".")[0] for path in paths}
+    rows = _family(conversion.head, conversion.task, source, native, source.config_class.model_type)
+    dense = [layer for layer in rows.layers if isinstance(layer, Dense)]
+    return kept | {layer.path.removeprefix(f"{BASE}.").split(".")[0] for layer in dense}
+
+
+def _family(
+    asked: str | None, task: Task, source: Any, native: bool, model_type: str
+) -> HeadFamily:
+    """The family that is asked for, else the native one, else the default."""
+    if asked:
+        return family(asked)
+    return native_family(model_type, source, task) if native else default_family(task)
 
 
 def pretrained_parent(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
@@ -161,8 +164,20 @@ def _fit_output(model: Any, output: Dense) -> None:
 
 
 def lift(source: PreTrainedModel) -> nn.Module:
-    """The backbone of `source`: the module under its prefix, or `source` itself."""
-    return getattr(source, backbone_name(type(source)), source)
+    """The backbone of `source`: the module under its prefix, or `source` itself if it is one.
+
+    Raises `UnsupportedHeadError` for a class with an output embedding and no backbone under its
+    prefix: its output would be taken for hidden states.
+    """
+    name = backbone_name(type(source))
+    if hasattr(source, name):
+        return getattr(source, name)  # type: ignore[no-any-return]
+    if source.get_output_embeddings() is not None:
+        raise UnsupportedHeadError(
+            f"{type(source).__name__} names its backbone {name!r} (base_model_prefix), but has no "
+            "such attribute; mend the class."
+        )
+    return source
 
 
 def row_width(source: PreTrainedModel) -> int:
@@ -197,24 +212,15 @@ def _attach(model: nn.Module, layer: Dense, linear: nn.Linear) -> None:
     model.add_module(leaf, linear)
 
 
-def head_family(cls: Any, config: Any) -> HeadFamily:
-    """The family that serves class `cls`: the asked one, the native one, or the default."""
-    task = cls.conversion.task
-    asked = cls.conversion.head or marks(config).get("head")
-    if asked:
-        return family(asked)
-    if cls.native:
-        return native_family(config.model_type, cls.source_class, task)
-    return default_family(task)
-
-
 def head_spec(cls: Any, config: Any) -> HeadSpec:
     """The head of class `cls` under `config`, with pooling and marks applied."""
     task = cls.conversion.task
     asked = cls.conversion.pooling or marks(config).get("pooling")
     if task == "embed":
         return HeadSpec("embedding", checked_pooling(asked or "last"))
-    spec = head_family(cls, config).spec(config, base=cls.base_model_prefix if cls.native else None)
+    head = cls.conversion.head or marks(config).get("head")
+    rows = _family(head, task, cls.source_class, cls.native, config.model_type)
+    spec = rows.spec(config, base=cls.base_model_prefix if cls.native else None)
     spec = replace(spec, layers=output_layers(spec.layers, marks(config)))
     if task == "token-classify":
         return replace(spec, pooling="all")

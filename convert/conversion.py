@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headswap.registry import Task
-from headswap.registry.errors import ConversionError, LabelError
+from headswap.registry.errors import ConversionError, LabelError, UnsupportedHeadError
 
 Method = Literal["rows", "difference"]
 METHODS: tuple[Method, ...] = ("rows", "difference")
@@ -39,6 +39,13 @@ TASK_SUFFIX: dict[Task, str] = {
 }
 
 
+_USELESS: dict[Task, tuple[str, ...]] = {
+    "embed": ("head", "num_labels", "id2label", "problem_type", "label_ids", "method"),
+    "token-classify": ("pooling", "problem_type", "label_ids", "method"),
+}
+"""Options that a task has no use for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """One request for a conversion. Equal requests give the same class.
@@ -57,6 +64,7 @@ class Conversion:
     method: Method | None = None
 
     def __post_init__(self) -> None:
+        check_choice("task", self.task, TASK_SUFFIX)
         if self.task == "generate":
             raise ConversionError(
                 "A conversion to 'generate' was asked for; headswap converts to 'classify', "
@@ -66,7 +74,25 @@ class Conversion:
         check_choice("method", self.method, METHODS)
         check_choice("problem_type", self.problem_type, PROBLEM_TYPES)
         _check_method(self.method, self.label_ids)
+        self._check_task()
         _check_count(self.num_labels, self.id2label, self.derived_rows)
+
+    def _check_task(self) -> None:
+        """Refuse an option that has no meaning for the task, rather than drop it."""
+        useless = _USELESS.get(self.task, ())
+        given = [name for name in useless if getattr(self, name) not in (None, ())]
+        if given:
+            words = ", ".join("label_tokens" if n == "label_ids" else n for n in given)
+            raise ConversionError(
+                f"{words} has no meaning for task={self.task!r}; leave it out.", task=self.task
+            )
+        if self.pooling == "all" or (self.task == "embed" and self.pooling == "compat"):
+            raise UnsupportedHeadError(
+                f"pooling={self.pooling!r} gives no single row for task={self.task!r}.",
+                pooling=self.pooling,
+            )
+        if self.task == "reward" and self.labels != 1:
+            raise LabelError(f"A reward model has one label; got {self.labels}.")
 
     @property
     def derived_rows(self) -> int | None:
@@ -164,8 +190,12 @@ def text_field(config: Any, name: str) -> Any:
     return getattr(config.get_text_config(), name, None)
 
 
-INEXACT = ("softcap", "difference", "head_bias")
-"""Marks of a head that a stock classification class would compute wrongly."""
+INEXACT = {
+    "softcap": "final_logit_softcapping (a soft cap is not linear, so no score row can hold it)",
+    "difference": "a difference of two capped rows",
+    "head_bias": "a bias on its output rows (the stock score head has none)",
+}
+"""Marks of a head that a stock classification class would compute wrongly, and what they are."""
 
 
 def inexact(config: Any) -> bool:
@@ -177,6 +207,14 @@ def marks(config: Any) -> dict[str, Any]:
     """What headswap wrote into `config`; an empty dict for a stock one."""
     found = getattr(config, MARK, None)
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def unmarked(config: Any) -> Any:
+    """A copy of `config` without what an earlier conversion wrote into it."""
+    config = copy.deepcopy(config)
+    if hasattr(config, MARK):
+        delattr(config, MARK)
+    return config
 
 
 def mark(config: Any, **values: Any) -> Any:

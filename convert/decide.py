@@ -14,7 +14,7 @@ from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.labels import LabelSpace, label_space
 from headswap.registry import Task, global_registry
-from headswap.registry.errors import CheckpointError, ConversionError, HeadswapError
+from headswap.registry.errors import ArchitectureError, CheckpointError, ConversionError
 
 Value = TypeVar("Value")
 
@@ -39,13 +39,18 @@ class Options:
 
 def task_of(checkpoint: Checkpoint) -> Task:
     """What the stored architecture is for; a causal or base checkpoint becomes a classifier."""
+    own = _own_task(checkpoint)
+    return "classify" if own in ("generate", "embed", None) else own
+
+
+def _own_task(checkpoint: Checkpoint) -> Task | None:
+    """What the stored architecture does by its name; None for one that says nothing."""
     if checkpoint.architecture is None:
-        return "classify"
+        return None
     try:
-        found = global_registry.resolve(stock_name(checkpoint.architecture)).task
-    except HeadswapError:
-        return "classify"
-    return "classify" if found in ("generate", "embed") else found
+        return global_registry.resolve(stock_name(checkpoint.architecture)).task
+    except ArchitectureError:
+        return None
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
@@ -102,7 +107,9 @@ def decide_labels(
     if header is not None and biased and not spec.output.bias:
         mark(config, head_bias=True)
     rows = None if header is None or marks(config).get("difference") else header[0][0]
-    labels = label_space(_raw(checkpoint), tensor, rows, cls.conversion.labels)
+    labels = label_space(
+        _raw(checkpoint), tensor, rows, cls.conversion.labels, cls.conversion.id2label is not None
+    )
     if labels is not None and labels.count != config.num_labels:
         config.num_labels = labels.count
     return config, labels
@@ -111,8 +118,8 @@ def decide_labels(
 def _raw(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The stored config, without label fields where the checkpoint has no classification head
     (transformers writes two made-up labels into many causal configs)."""
-    name = checkpoint.architecture or ""
-    return checkpoint.raw if "Classification" in name else {}
+    own = _own_task(checkpoint)
+    return {} if own in ("generate", "embed", None) else checkpoint.raw
 
 
 def pad_id_of(checkpoint: Checkpoint, options: Options) -> tuple[int | None, tuple[str, ...]]:

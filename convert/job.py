@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from headswap.convert.checkpoint import Checkpoint, open_checkpoint, read_tensors
-from headswap.convert.classes import as_non_stock
+from headswap.convert.classes import as_non_stock, head_spec
 from headswap.convert.conversion import (
     Conversion,
     inexact,
@@ -32,10 +33,12 @@ from headswap.convert.decide import (
 )
 from headswap.convert.labels import LabelSpace
 from headswap.convert.loading import LoadingInfo, drop_reason, meta_state, read_class
-from headswap.convert.plan import ConversionPlan, TensorPlan
+from headswap.convert.plan import Action, ConversionPlan, TensorPlan
+from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
 from headswap.heads import HeadSpec
 from headswap.registry import global_registry
+from headswap.registry.errors import UnknownArchitectureError
 
 MOST = 6
 """Tensors that a plan's problems name one by one."""
@@ -65,34 +68,32 @@ class Job:
         """What stored backbone names lack before transformers can read them; "" for nothing."""
         return bare_prefix(self.checkpoint, self.serving.cls, self.config)
 
-    def loader_options(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` that this job fixes."""
+    def source(self) -> tuple[str | None, dict[str, Any]]:
+        """Where transformers' loader reads from, and the options that this job fixes."""
         extra: dict[str, Any] = {"config": self.config}
         if self.checkpoint.gguf_file:
             extra["gguf_file"] = self.checkpoint.gguf_file
         if self.key_mapping:
             extra["key_mapping"] = self.key_mapping
-        return extra
+        if not self.bare_prefix:
+            return str(self.checkpoint.folder), extra
+        tensors = read_tensors(self.checkpoint.folder)
+        extra["state_dict"] = self._prefixed(tensors)
+        return None, extra
+
+    def _prefixed(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.bare_prefix:
+            return dict(tensors)
+        return with_prefix(tensors, self.bare_prefix, self.serving.cls, self.config)
 
     def load(self, dtype: torch.dtype | None = None, device: Any = None) -> Any:
         """The converted model in eval mode, every tensor accounted for."""
-        options = self.loader_options()
-        source: str | None = str(self.checkpoint.folder)
-        if self.bare_prefix:
-            source, options["state_dict"] = (
-                None,
-                with_prefix(
-                    read_tensors(self.checkpoint.folder),
-                    self.bare_prefix,
-                    self.serving.cls,
-                    self.config,
-                ),
-            )
+        source, extra = self.source()
         model = self.serving.cls.from_pretrained(
             source,
             allow_untrained_head=self.options.allow_untrained_head,
             dtype=dtype or torch.float32,
-            **options,
+            **extra,
         )
         if self.pad_id is not None:
             # Not before: a class that is built with a pad id may zero that row of its embedding.
@@ -121,46 +122,46 @@ class Job:
         )  # fmt: skip
 
     def _dry_run(self) -> tuple[HeadSpec, list[TensorPlan], list[str]]:
+        """The head, every tensor and what is wrong, from the loader run over shapes alone."""
         cls = self.serving.cls
+        head = head_spec(cls, cls.conversion.apply(self.config))
+        derived = head.tensors() if self._derives else ()
         if self.checkpoint.gguf_file:
-            with torch.device("meta"):
-                model = cls(self.config)
-            info = LoadingInfo(model.head_spec.tensors(), (), ())
+            missing = () if self._derives else head.tensors()
+            tensors = [TensorPlan(name, "missing", (), "GGUF holds no head") for name in missing]
         else:
-            state = meta_state(dict(self.checkpoint.headers))
-            if self.bare_prefix:
-                state = with_prefix(state, self.bare_prefix, cls, self.config)
+            # Label tokens take the language model's rows, so that class is what is loaded.
+            loaded = cls.lm_class if self._derives else cls
             extra = {"key_mapping": self.key_mapping} if self.key_mapping else {}
+            state = self._prefixed(meta_state(dict(self.checkpoint.headers)))
             model, info = read_class(
-                cls, None, config=self.config, state_dict=state, device_map={"": "meta"}, **extra
+                loaded, None, config=self.config, state_dict=state, device_map={"": "meta"}, **extra
             )
-        tensors = list(_account(self.checkpoint, model, info, self._derives))
-        head = set(model.head_spec.tensors())
-        problems = _problems(tensors, head, self.options.allow_untrained_head)
-        return model.head_spec, tensors, problems
+            tensors = account(self.checkpoint, model, info)
+        rows = "output rows of the label tokens"
+        tensors += [TensorPlan(name, "derived", (), rows) for name in derived]
+        allow = self.options.allow_untrained_head
+        return head, tensors, _problems(tensors, set(head.tensors()), allow)
 
     @property
     def _derives(self) -> bool:
         return bool(self.serving.cls.conversion.label_ids)
 
 
-def _account(ckpt: Checkpoint, model: Any, info: LoadingInfo, derives: bool) -> list[TensorPlan]:
+def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[TensorPlan]:
+    """What becomes of every stored tensor of `checkpoint`, and which ones `model` still lacks."""
     needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    head = set(model.head_spec.tensors())
     wrong = {name for name, _, _ in info.mismatched}
     found = []
-    for name, (shape, _) in sorted(ckpt.headers.items()):
+    for name, (shape, _) in sorted(checkpoint.headers.items()):
         if name in info.unexpected:
             reason = drop_reason(name)
-            found.append(TensorPlan(name, "dropped" if reason else "unexpected", shape,
-                                    reason or "no place for it"))  # fmt: skip
+            action: Action = "dropped" if reason else "unexpected"
+            found.append(TensorPlan(name, action, shape, reason or "no place for it"))
         elif name not in wrong:
             found.append(TensorPlan(name, "used" if name in needed else "renamed", shape))
     for name in info.missing:
-        derived = derives and name in head
-        reason = "output rows of the label tokens" if derived else "not in the checkpoint"
-        shape = needed.get(name, ())
-        found.append(TensorPlan(name, "derived" if derived else "missing", shape, reason))
+        found.append(TensorPlan(name, "missing", needed.get(name, ()), "not in the checkpoint"))
     for name, stored, wanted in info.mismatched:
         reason = f"the class needs {list(wanted)}"
         found.append(TensorPlan(name, "mismatched", stored, reason))
@@ -182,12 +183,24 @@ def _problems(tensors: list[TensorPlan], head: set[str], allow_untrained: bool) 
     return problems
 
 
+def _known(architecture: str) -> bool:
+    try:
+        global_registry.resolve(architecture, "classify")
+    except UnknownArchitectureError:
+        return False
+    return True
+
+
 def prepare(path: Any, options: Options) -> Job:
     """Decide the conversion of the checkpoint at `path`; reads config and headers only.
 
     Raises `HeadswapError`s that name what was asked, what was found and what to do.
     """
-    checkpoint = open_checkpoint(path, trust_remote_code=options.trust_remote_code)
+    return decide(open_checkpoint(path, trust_remote_code=options.trust_remote_code), options)
+
+
+def decide(checkpoint: Checkpoint, options: Options) -> Job:
+    """`prepare` for a checkpoint that is open already."""
     stored = marks(checkpoint.config)
     task = options.task or stored.get("task") or task_of(checkpoint)
     architecture = stock_name(architecture_of(checkpoint))
@@ -203,7 +216,10 @@ def prepare(path: Any, options: Options) -> Job:
         label_ids=ids,
         method=options.method,
     )
-    serving = serve(architecture, conversion, config.model_type)
+    remote = None
+    if not _known(architecture):
+        remote = resolve_remote(checkpoint, architecture, task, options.trust_remote_code)
+    serving = serve(architecture, conversion, config.model_type, resolution=remote)
     config, labels = decide_labels(checkpoint, serving.cls, options)
     if inexact(config):
         serving = replace(serving, cls=as_non_stock(serving.cls), stock=False)

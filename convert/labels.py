@@ -56,20 +56,25 @@ def check_label_map(part: Mapping[str, Any]) -> None:
 
 
 def label_space(
-    raw: Mapping[str, Any], tensor: str, rows: int | None, requested: int | None
+    raw: Mapping[str, Any],
+    tensor: str,
+    rows: int | None,
+    requested: int | None,
+    named: bool,
 ) -> LabelSpace | None:
     """Who decides the number of labels; None where nobody does.
 
-    `rows` is the first dimension of the stored head tensor called `tensor` (None if it is not
-    stored). Raises `LabelError` naming the tensor and both counts where two sources differ.
+    `named` says that the request names the labels; `rows` is the first dimension of the stored
+    head tensor called `tensor` (None if it is not stored). Raises `LabelError` naming the
+    tensor and both counts where two sources differ.
     """
     declared, part = declared_labels(raw)
     check_label_map(part)
-    named = bool(part.get("id2label"))
+    stored = bool(part.get("id2label"))
     if rows is None:
         if requested is not None:
-            return LabelSpace(requested, "request", not (named and requested == declared))
-        return None if declared is None else LabelSpace(declared, "config.json", not named)
+            return LabelSpace(requested, "request", not named)
+        return None if declared is None else LabelSpace(declared, "config.json", not stored)
     for who, count in (("the request", requested), ("config.json", declared)):
         if count is not None and count != rows:
             raise LabelError(
@@ -78,4 +83,4 @@ def label_space(
                 rows=rows,
                 labels=count,
             )
-    return LabelSpace(rows, f"rows of {tensor}", not named)
+    return LabelSpace(rows, f"rows of {tensor}", not (named or stored))

@@ -94,7 +94,6 @@ def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kw
     else:
         model, info = read_class(cls, path, *args, **kwargs)
         check_head(model, path, info, allow_untrained_head)
-    model.loading_info = info
     return (model, vars_of(info)) if wants_info else model
 
 

@@ -101,7 +101,7 @@ class ConvertedModel(PreTrainedModel):
             "input_ids": input_ids,
             "inputs_embeds": inputs_embeds,
             "attention_mask": attention_mask,
-            "position_ids": self._positions(position_ids, attention_mask),
+            **self._positions(position_ids, attention_mask),
             **self._token_types(token_type_ids),
             **outputs,
         }
@@ -113,19 +113,26 @@ class ConvertedModel(PreTrainedModel):
         known = inspect.signature(self.backbone.forward).parameters
         any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
         given = {name: value for name, value in inputs.items() if value is not None}
-        if "position_ids" in given and "position_ids" not in known:
-            del given["position_ids"]
         if "use_cache" in known or any_name:
             given["use_cache"] = False
         return given
 
-    def _positions(self, given: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    def _positions(self, given: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
         """The caller's positions, else positions that start at the first real token."""
-        if given is not None or mask is None:
-            return given
+        takes = "position_ids" in inspect.signature(self.backbone.forward).parameters
+        if given is not None:
+            if not takes:
+                raise InputError(
+                    f"position_ids were given, but {type(self.backbone).__name__} takes none; "
+                    "leave them out.",
+                    rows=(),
+                )
+            return {"position_ids": given}
+        if mask is None or not takes:
+            return {}
         offset = position_offset(self.backbone)
-        positions = mask_positions(mask)
-        return positions + offset * (mask != 0) + max(offset - 1, 0) * (mask == 0)
+        real = mask != 0
+        return {"position_ids": mask_positions(mask) + offset * real + max(offset - 1, 0) * ~real}
 
     def _token_types(self, given: Tensor | None) -> dict[str, Tensor]:
         if given is None:
@@ -180,8 +187,14 @@ def position_offset(backbone: nn.Module) -> int:
     return 0 if padding is None else int(padding) + 1
 
 
-class SequenceClassificationModel(ConvertedModel):
-    """Logits `[batch, num_labels]` from one pooled row a sequence."""
+class ClassifyingModel(ConvertedModel):
+    """What classifiers of sequences and of tokens share: the forward."""
+
+    output_class: ClassVar[type]
+
+    def loss_of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of `logits` against `labels`, a scalar."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -198,23 +211,25 @@ class SequenceClassificationModel(ConvertedModel):
         """Classify a batch.
 
         `input_ids`, `attention_mask`, `token_type_ids`, `position_ids`: int64
-        `[batch, length]`; `inputs_embeds`: `[batch, length, hidden]` in place of the ids;
-        `labels`: `[batch]` (classes or values) or `[batch, num_labels]`. Returns transformers'
-        `SequenceClassifierOutput` with `.logits` `[batch, num_labels]` in fp32, and `.loss` when
-        labels are given. Padding may stand on either side; the mask decides.
+        `[batch, length]`; `inputs_embeds`: `[batch, length, hidden]` in place of the ids.
+        Returns transformers' output for the task, with `.logits` in fp32, and `.loss` when `labels`
+        are given. Padding may stand on either side; the mask decides.
         """
         rows, found = self.rows(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
         logits = self.head(rows)
         loss = None
         if labels is not None:
-            from transformers.loss.loss_utils import ForSequenceClassificationLoss
-
-            loss = ForSequenceClassificationLoss(labels, logits, self.config)
+            loss = self.loss_of(logits, labels)
             self._trained()
-        output = SequenceClassifierOutput(
+        output = self.output_class(
             loss=loss,
             logits=logits,
             hidden_states=getattr(found, "hidden_states", None),
@@ -223,42 +238,27 @@ class SequenceClassificationModel(ConvertedModel):
         return output if return_dict in (None, True) else output.to_tuple()
 
 
-class TokenClassificationModel(ConvertedModel):
+class SequenceClassificationModel(ClassifyingModel):
+    """Logits `[batch, num_labels]` from one pooled row a sequence."""
+
+    output_class = SequenceClassifierOutput
+
+    def loss_of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """transformers' own loss by `problem_type`; `labels` `[batch]` or `[batch, num_labels]`."""
+        from transformers.loss.loss_utils import ForSequenceClassificationLoss
+
+        loss: Tensor = ForSequenceClassificationLoss(labels, logits, self.config)
+        return loss
+
+
+class TokenClassificationModel(ClassifyingModel):
     """Logits `[batch, length, num_labels]`, one row a token."""
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
-        """Classify every token; `labels` `[batch, length]` int64, -100 where there is none.
+    output_class = TokenClassifierOutput
 
-        Returns transformers' `TokenClassifierOutput` with `.logits`
-        `[batch, length, num_labels]` in fp32.
-        """
-        rows, found = self.rows(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        logits = self.head(rows)
-        loss = None
-        if labels is not None:
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            self._trained()
-        output = TokenClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=getattr(found, "hidden_states", None),
-            attentions=getattr(found, "attentions", None),
-        )
-        return output if return_dict in (None, True) else output.to_tuple()
+    def loss_of(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy; `labels` `[batch, length]` int64, -100 where there is none."""
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class EmbeddingModel(ConvertedModel):

@@ -115,7 +115,7 @@ class ConversionReport:
     dropped: Mapping[str, str]
     labels: tuple[str, ...]
     stock: bool
-    parity: float | None
+    parity: float
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,14 +123,13 @@ class ConversionReport:
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        checked = "not checked" if self.parity is None else f"{self.parity:.1e}"
         by = "stock transformers" if self.stock else "headswap"
         lines = [
             f"{self.source} -> {self.target} ({self.architecture}, loads with {by})",
             f"  tensors    {len(self.used)} used, {len(self.renamed)} renamed, "
             f"{len(self.derived)} derived, {len(self.dropped)} dropped",
             f"  labels     {', '.join(self.labels)}",
-            f"  parity     largest difference after reloading: {checked}",
+            f"  parity     largest difference after reloading: {self.parity:.1e}",
             *(f"  note       {note}" for note in self.notes),
         ]
         return "\n".join(lines)

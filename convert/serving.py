@@ -23,16 +23,24 @@ class Serving:
 
 
 def serve(
-    architecture: str, conversion: Conversion, model_type: str | None, source: Any = None
+    architecture: str,
+    conversion: Conversion,
+    model_type: str | None,
+    source: Any = None,
+    resolution: Resolution | None = None,
 ) -> Serving:
     """The class that turns `architecture` into what `conversion` asks for.
 
     `source` is the class at hand (for conversions of classes and models); None lets the registry
-    choose. Raises the registry's errors, and `UnsupportedHeadError` for a head without a row.
+    choose; a given `resolution` (a checkpoint's own code) stands in place of the registry's.
+    Raises the registry's errors, and `UnsupportedHeadError` for a head without a row.
     """
-    resolution = global_registry.resolve(architecture, conversion.task, model_type=model_type)
+    if resolution is None:
+        resolution = global_registry.resolve(architecture, conversion.task, model_type=model_type)
+    elif resolution.entry.task == "generate":
+        source = resolution.entry.load()
     served = resolution.entry.load()
-    native = is_native(resolution) and conversion.task != "embed"
+    native = resolution.native and conversion.task != "embed"
     if source is not None and resolution.entry.architecture == architecture:
         served = source
     conversion = _normalised(conversion, resolution, served, native, model_type)
@@ -48,12 +56,6 @@ def serve(
     return Serving(cls, resolution, stock and native)
 
 
-def is_native(resolution: Resolution) -> bool:
-    """Whether the serving class already has the task's head (a reward head is a classifier's)."""
-    has: Task | None = resolution.entry.task
-    return has == resolution.task or (resolution.task, has) == ("reward", "classify")
-
-
 def _normalised(
     conversion: Conversion, resolution: Resolution, served: Any, native: bool, model_type: Any
 ) -> Conversion:
@@ -66,7 +68,7 @@ def _normalised(
 
 
 def _is_stock(native: bool, resolution: Resolution, conversion: Conversion) -> bool:
-    implicit = not native and not is_native(resolution)
+    implicit = not native and not resolution.native
     return conversion.head is None and conversion.pooling is None and (native or implicit)
 
 

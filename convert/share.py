@@ -11,8 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headswap.convert.classes import as_non_stock, lift
-from headswap.convert.conversion import inexact, mark
+from headswap.convert.conversion import inexact, mark, unmarked
 from headswap.convert.derive import DerivedHead, check_derived, derive_head
+from headswap.convert.model import ConvertedModel
 from headswap.registry.errors import ConversionError
 
 
@@ -26,7 +27,7 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
     derived = None
     if cls.conversion.label_ids:
         derived = derive_head(source, cls.conversion.label_ids, cls.conversion.method)
-    config = cls.conversion.apply(source.config)
+    config = cls.conversion.apply(_config(source))
     mark(config, **(derived.marks if derived else {"untrained_head": _has_head(cls)}))
     if inexact(config):
         cls = as_non_stock(cls)
@@ -38,6 +39,11 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
         _fill(model, derived)
         check_derived(source, model.eval(), cls.conversion.label_ids, cls.conversion.method)
     return model.train(source.training)
+
+
+def _config(source: PreTrainedModel) -> Any:
+    """The source's config, without what an earlier conversion wrote about another head."""
+    return unmarked(source.config) if isinstance(source, ConvertedModel) else source.config
 
 
 def _has_head(cls: Any) -> bool | None:

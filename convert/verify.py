@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from headswap.convert.conversion import text_field
 from headswap.convert.decide import Options
 from headswap.convert.job import Job, prepare
-from headswap.convert.loading import read_class
-from headswap.convert.serving import is_native
+from headswap.convert.loading import check_tensors, read_class
+from headswap.registry.errors import ConversionError
 
 LENGTHS = (5, 11, 8, 3)
 TOLERANCE = 1e-5
@@ -45,6 +45,7 @@ class VerifyReport:
     scale: float
     cases: tuple[Case, ...]
     tolerance: float = TOLERANCE
+    independent: bool = True
 
     @property
     def ok(self) -> bool:
@@ -67,17 +68,22 @@ def verify(path: Any, **options: Any) -> VerifyReport:
 
     The reference is transformers' own classification class where there is one, the causal class's
     token logits for label tokens, else the head's formula on what the causal class feeds its
-    own output embedding.
+    own output embedding. A head that transformers has nowhere is compared with itself alone and
+    unpadded, and the report says so (`independent` is false). Raises `ConversionError` for an
+    untrained head, which has nothing to be compared with, and whatever `load` raises.
     """
+    if options.get("allow_untrained_head"):
+        raise ConversionError("An untrained head is random; there is nothing to compare it with.")
     job = prepare(path, Options(**options))
     rows = sample_rows(job)
     pairs = sample_pairs(job)
-    name, reference = _reference(job)
+    name, reference, independent = _reference(job)
     wanted = [reference(row) for row in (*rows, *pairs)]
     del reference
     gc.collect()
     model = job.load(torch.float32).eval()
-    return compare(job.checkpoint.name, name, model, rows, pairs, wanted)
+    found = compare(job.checkpoint.name, name, model, rows, pairs, wanted)
+    return replace(found, independent=independent)
 
 
 def compare(
@@ -149,18 +155,20 @@ def sample_pairs(job: Job) -> list[Row]:
     return [(ids, [0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2)) for ids, _ in rows]
 
 
-def _reference(job: Job) -> tuple[str, Reference]:
+def _reference(job: Job) -> tuple[str, Reference, bool]:
     conversion = job.serving.cls.conversion
     if conversion.label_ids:
-        return _token_logits(job)
-    if is_native(job.serving.resolution) and job.serving.stock:
-        return _native_logits(job)
+        return (*_token_logits(job), True)
+    if job.serving.stock:
+        return (*_native_logits(job), True)
     return _formula(job)
 
 
 def _read(job: Job, cls: Any) -> Any:
-    extra = {"gguf_file": job.checkpoint.gguf_file} if job.checkpoint.gguf_file else {}
-    return read_class(cls, str(job.checkpoint.folder), dtype=torch.float32, **extra)[0].eval()
+    source, extra = job.source()
+    model, info = read_class(cls, source, dtype=torch.float32, **extra)
+    check_tensors(cls, job.checkpoint.name, info)
+    return model.eval()
 
 
 def _tensors(row: Row) -> dict[str, Tensor]:
@@ -188,13 +196,13 @@ def _token_logits(job: Job) -> tuple[str, Reference]:
     return f"{cls.__name__}'s own token logits", reference
 
 
-def _formula(job: Job) -> tuple[str, Reference]:
+def _formula(job: Job) -> tuple[str, Reference, bool]:
     """For classes that transformers has not: score weights times the state which the causal class
     feeds its output embedding; anything else is compared with itself, alone."""
     converted = job.load(torch.float32).eval()
     spec, entry = converted.head_spec, job.serving.resolution.entry
     if spec.family != "score" or entry.task != "generate" or spec.pooling != "last":
-        return "the same model, each row alone", lambda row: run(converted, [row], "right")
+        return "the same model, alone", lambda row: run(converted, [row], "right"), False
     weight = converted.get_submodule(spec.output.path).weight.detach().clone()
     causal = entry.load()(converted.config).eval()
     setattr(causal, causal.base_model_prefix, converted.backbone)
@@ -207,4 +215,4 @@ def _formula(job: Job) -> tuple[str, Reference]:
         causal(**_tensors(row))
         return F.linear(states.pop()[:, -1].float(), weight.float())
 
-    return f"{entry.architecture}'s last hidden state times {spec.output.path}", reference
+    return f"{entry.architecture}'s last hidden state times {spec.output.path}", reference, True

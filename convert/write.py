@@ -14,18 +14,12 @@ from typing import Any
 import torch
 
 from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
-from headswap.convert.conversion import marks, text_field
+from headswap.convert.conversion import INEXACT, marks, text_field
 from headswap.convert.decide import Options
 from headswap.convert.job import Job, prepare
-from headswap.convert.loading import drop_reason
 from headswap.convert.plan import ConversionReport
 from headswap.convert.verify import TOLERANCE, run, sample_rows
 from headswap.registry.errors import CheckpointError, ConversionError, UnsupportedHeadError
-
-_INEXACT = {
-    "softcap": "final_logit_softcapping (a soft cap is not linear, so no score row can hold it)",
-    "head_bias": "a bias on its output rows (the stock score head has none)",
-}
 
 
 def convert_checkpoint(
@@ -44,6 +38,10 @@ def convert_checkpoint(
     target = Path(out).expanduser()
     _check_target(target)
     job = prepare(path, Options(**options))
+    if job.serving.cls.conversion.task == "embed":
+        raise ConversionError(
+            "An embedder has no head to store; its checkpoint is the one that you have."
+        )
     model = job.load(dtype or stored_dtype(job.checkpoint))
     _refuse_inexact(job, model)
     notes = [*job.notes, *_pad_for_stock(job, model)]
@@ -72,11 +70,7 @@ def _check_target(target: Path) -> None:
 
 
 def _refuse_inexact(job: Job, model: Any) -> None:
-    if job.serving.cls.conversion.task == "embed":
-        raise ConversionError(
-            "An embedder has no head to store; its checkpoint is the one that you have."
-        )
-    for field, what in _INEXACT.items():
+    for field, what in INEXACT.items():
         if marks(model.config).get(field):
             raise UnsupportedHeadError(
                 f"{job.checkpoint.name} has {what}, which a stock classification checkpoint cannot "
@@ -154,23 +148,20 @@ def _reread(job: Job, folder: Path) -> Any:
 def _report(
     job: Job, model: Any, target: Path, parity: float, notes: tuple[str, ...]
 ) -> ConversionReport:
-    stored, needed = sorted(job.checkpoint.headers), set(model.state_dict())
-    head = model.head_spec.tensors()
-    dropped = {
-        name: reason
-        for name in stored
-        if name not in needed and (reason := drop_reason(name)) is not None
-    }
-    derived = head if job.serving.cls.conversion.label_ids else ()
+    plan = job.plan()
+
+    def named(action: str) -> tuple[str, ...]:
+        return tuple(t.name for t in plan.tensors if t.action == action)
+
     return ConversionReport(
         source=job.checkpoint.name,
         target=str(target),
         architecture=type(model).__name__,
-        used=tuple(name for name in stored if name in needed),
-        renamed=tuple(name for name in stored if name not in needed and name not in dropped),
-        derived=tuple(derived),
-        dropped=dropped,
-        labels=tuple(model.config.id2label[i] for i in sorted(model.config.id2label)),
+        used=named("used"),
+        renamed=named("renamed"),
+        derived=named("derived"),
+        dropped={t.name: t.reason for t in plan.tensors if t.action == "dropped"},
+        labels=plan.labels,
         stock=job.serving.stock,
         parity=parity,
         notes=notes,

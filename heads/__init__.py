@@ -3,7 +3,7 @@
 
 from headswap.heads.activation import ActivationChoice, apply_activation, choose_activation
 from headswap.heads.executor import run_head
-from headswap.heads.families import BUILTIN, default_family, family, native_family
+from headswap.heads.families import default_family, families, family, native_family
 from headswap.heads.interface import HeadedModel
 from headswap.heads.pooling import check_mask, mask_positions, pool
 from headswap.heads.spec import (
@@ -19,7 +19,6 @@ from headswap.heads.spec import (
 )
 
 __all__ = [
-    "BUILTIN",
     "Activation",
     "ActivationChoice",
     "Dense",
@@ -35,6 +34,7 @@ __all__ = [
     "check_mask",
     "choose_activation",
     "default_family",
+    "families",
     "family",
     "mask_positions",
     "native_family",

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headswap.heads.spec import Activation, Dense, Difference, Dropout, HeadSpec, Softcap
+from headswap.registry.errors import UnsupportedHeadError
 
 
 def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
@@ -28,6 +29,8 @@ def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
             x = layer.cap * torch.tanh(x / layer.cap)
         elif isinstance(layer, Difference):
             x = x[..., 1:2] - x[..., 0:1]
+        else:
+            raise UnsupportedHeadError(f"Unknown head layer {layer!r} in family {spec.family!r}.")
     return x
 
 
@@ -44,5 +47,9 @@ def _linear(module: nn.Module, x: Tensor) -> Tensor:
 def _activation(name: str) -> nn.Module:
     from transformers.activations import ACT2FN
 
+    if name not in ACT2FN:
+        raise UnsupportedHeadError(
+            f"Unknown activation {name!r}; transformers has {sorted(ACT2FN)}."
+        )
     found: nn.Module = ACT2FN[name]
     return found

@@ -6,7 +6,7 @@ Each row was compared with transformers' own classes (see `tests/convert/test_pa
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from headswap.heads.spec import (
     BASE,
@@ -18,6 +18,7 @@ from headswap.heads.spec import (
     HeadFamily,
 )
 from headswap.registry import AdapterRegistry, Task, global_registry
+from headswap.registry.catalog import HEADS
 from headswap.registry.errors import UnsupportedHeadError
 
 _DROPOUT = Dropout(Field(HEAD_DROPOUT, 0.0))
@@ -81,33 +82,35 @@ TOKEN_CLASSIFIER = HeadFamily(
 )  # fmt: skip
 """The same under the name that encoders give it."""
 
-BUILTIN: tuple[HeadFamily, ...] = (
-    BERT,
-    CTRL,
-    ROBERTA,
-    SCORE,
-    TOKEN_CLASSIFIER,
-    TOKEN_SCORE,
-)
-
 
 def family(name: str, registry: AdapterRegistry = global_registry) -> HeadFamily:
-    """The head family called `name`: a registered one, else a built-in one.
-
-    Raises `UnsupportedHeadError` with the names that exist.
-    """
-    for row in BUILTIN:
-        if row.name == name:
-            return row
+    """The head family called `name`; `UnsupportedHeadError` with the names that exist."""
     found = registry.head_family(name)
     if isinstance(found, HeadFamily):
         return found
-    known = sorted({row.name for row in BUILTIN} | set(registry.head_families()))
+    if found is not None:
+        raise UnsupportedHeadError(
+            f"The head family {name!r} is registered as {found!r}; it must be a HeadFamily.",
+            head=name,
+        )
     raise UnsupportedHeadError(
-        f"Unknown head family {name!r}; known: {', '.join(known)}. "
+        f"Unknown head family {name!r}; known: {', '.join(registry.head_families())}. "
         "Add one with headswap.register_head_family().",
         head=name,
     )
+
+
+def families(task: Task, registry: AdapterRegistry = global_registry) -> Iterator[HeadFamily]:
+    """The rows of the table for `task` (a reward head is a classifier's), our own first.
+
+    One at a time, so that a registered row that can't be imported stops nobody who has another.
+    """
+    wanted = "classify" if task == "reward" else task
+    names = registry.head_families()
+    for name in sorted(names, key=lambda n: n not in HEADS):
+        row = family(name, registry)
+        if row.task == wanted:
+            yield row
 
 
 def native_family(
@@ -118,16 +121,14 @@ def native_family(
     `UnsupportedHeadError` for a class whose formula no row describes: its tensors' names alone
     don't tell the activation, so a guess could be silently wrong.
     """
-    task = "classify" if task == "reward" else task
-    rows = [row for row in (*BUILTIN, *_registered(registry)) if row.task == task]
-    for row in rows:
+    for row in families(task, registry):
         if model_type in row.model_types:
             return row
     if is_generic(cls):
-        return TOKEN_SCORE if task == "token-classify" else SCORE
+        return default_family(task)
     raise UnsupportedHeadError(
         f"{cls.__name__} (model type {model_type!r}) has a head that no row of the head table "
-        f"describes; rows: {', '.join(sorted(row.name for row in rows))}. Describe it with "
+        f"describes; rows: {', '.join(registry.head_families())}. Describe it with "
         "headswap.register_head_family(), or ask for another head with head=.",
         model_type=model_type,
     )
@@ -148,8 +149,3 @@ def is_generic(cls: type) -> bool:
     )
     forward = getattr(cls, "forward", None)
     return any(issubclass(cls, one) and forward is one.forward for one in generics)
-
-
-def _registered(registry: AdapterRegistry) -> list[HeadFamily]:
-    found: list[Any] = [registry.head_family(name) for name in registry.head_families()]
-    return [row for row in found if isinstance(row, HeadFamily)]

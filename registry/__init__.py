@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of architectures, and what serves them. Imports the standard library only."""
 
-from headswap.registry.catalog import ALIASES, RETIRED
+from headswap.registry.catalog import ALIASES, HEADS, RETIRED
 from headswap.registry.entry import TASKS, AdapterEntry, Task
 from headswap.registry.errors import (
     AdapterImportError,
@@ -61,6 +61,6 @@ __all__ = [
 global_registry = AdapterRegistry(
     entry_point_group="headswap.adapters",
     tables=load_tables,
-    state=State(aliases=ALIASES, retired=RETIRED),
+    state=State(aliases=ALIASES, retired=RETIRED, heads=HEADS),
 )
 """The one registry that `headswap`'s functions use; `copy()` it for one of your own."""

@@ -6,7 +6,20 @@ A name that the installed transformers does have is served by it, whatever stand
 
 from __future__ import annotations
 
-from headswap.registry.state import Retired
+from headswap.registry.state import Head, Retired
+
+HEADS: dict[str, Head] = {
+    name: Head(f"headswap.heads.families:{constant}", "headswap")
+    for name, constant in (
+        ("bert", "BERT"),
+        ("ctrl", "CTRL"),
+        ("roberta", "ROBERTA"),
+        ("score", "SCORE"),
+        ("token-classifier", "TOKEN_CLASSIFIER"),
+        ("token-score", "TOKEN_SCORE"),
+    )
+}
+"""The head table's rows, by name; imported on use."""
 
 ALIASES: dict[str, str] = {
     # Early conversions of LLaMA, before transformers settled on the spelling.

@@ -15,7 +15,7 @@ from headswap.registry.state import Retired
 from headswap.registry.suggest import shown
 
 _WIDEST_CAUSE = 200
-"""Characters of a plugin's failure that a message repeats; the warning had all of it."""
+"""Bytes of a plugin's failure that a message repeats; the warning had all of it."""
 
 
 def retired(name: str, gone: Retired) -> ArchitectureError:
@@ -41,7 +41,8 @@ def unknown(
 ) -> UnknownArchitectureError:
     """The error for a name that nobody knows, with near misses and the plugins that failed."""
     meant = f" Did you mean {' or '.join(close)}?" if close else ""
-    failed = f" ({len(broken)} failed: {broken[0][:_WIDEST_CAUSE]})" if broken else ""
+    cause = broken[0].encode()[:_WIDEST_CAUSE].decode(errors="ignore") if broken else ""
+    failed = f" ({len(broken)} failed: {cause})" if broken else ""
     return UnknownArchitectureError(
         f"Unknown architecture {shown(name)}.{meant} {known} are known "
         f"(headswap.registry.global_registry.names()); add one with headswap.register()"

@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, TypeVar
 
 from headswap.registry import changes
 from headswap.registry.entry import AdapterEntry, Task, load_target
-from headswap.registry.errors import HeadswapError
+from headswap.registry.errors import HeadswapError, RegistrationError
 from headswap.registry.missing import retired, unknown
-from headswap.registry.plugins import load_each, warn_of
+from headswap.registry.plugins import Plugins
 from headswap.registry.resolution import Resolution, Resolver
 from headswap.registry.rules import SuffixRule, WeightRule
 from headswap.registry.state import Retired, State
+from headswap.registry.store import Store
 from headswap.registry.suggest import near
 from headswap.registry.tables import Tables
 
@@ -39,13 +40,9 @@ class AdapterRegistry:
         tables: Callable[[], Tables] | None = None,
         state: State | None = None,
     ) -> None:
-        self._lock = threading.RLock()
-        self._group = entry_point_group
+        self._store = Store(state or State())
+        self._plugins = Plugins(entry_point_group)
         self._read_tables = tables or Tables
-        self._state = state or State()
-        self._plugins_read = entry_point_group is None
-        self._plugins_loading = False
-        self.broken_plugins: tuple[str, ...] = ()
 
     def register(
         self,
@@ -83,12 +80,12 @@ class AdapterRegistry:
         """
         made = changes.as_entries(entries)
         tables = self._read_tables()
-        self._change(lambda state: changes.add_entries(state, made, tables, replace))
+        self._store.change(lambda state: changes.add_entries(state, made, tables, replace))
 
     def register_alias(self, old: str, new: str, *, replace: bool = False) -> None:
         """Let the name `old` stand for `new`; its use gives a DeprecationWarning."""
         tables = self._read_tables()
-        self._change(lambda state: changes.add_alias(state, old, new, tables, replace))
+        self._store.change(lambda state: changes.add_alias(state, old, new, tables, replace))
 
     def register_suffix_rule(
         self,
@@ -102,7 +99,7 @@ class AdapterRegistry:
         """Let names that end in `suffix` ask for `task`, served by the same stem with one of the
         suffixes in `sources`. Downstream rules go before the built-in ones."""
         rule = SuffixRule(suffix, task, tuple(sources), owner)
-        self._change(lambda state: changes.add_rule(state, rule, replace))
+        self._store.change(lambda state: changes.add_rule(state, rule, replace))
         return rule
 
     def register_head_family(
@@ -113,7 +110,7 @@ class AdapterRegistry:
 
         def store(found: Any) -> Any:
             who = owner or changes.owner_of(found)
-            self._change(lambda state: changes.add_head(state, name, found, who, replace))
+            self._store.change(lambda state: changes.add_head(state, name, found, who, replace))
             return found
 
         return store if target is None else store(target)
@@ -123,7 +120,7 @@ class AdapterRegistry:
     ) -> WeightRule:
         """Read stored tensor names of `architecture` that match `pattern` as `replacement`."""
         rule = WeightRule(architecture, pattern, replacement, owner)
-        self._change(lambda state: changes.add_weight_rule(state, rule))
+        self._store.change(lambda state: changes.add_weight_rule(state, rule))
         return rule
 
     def retire(
@@ -136,11 +133,18 @@ class AdapterRegistry:
     ) -> None:
         """Say why a name is gone: `removed_in` a release, or `renamed_to` another name."""
         gone = Retired(removed_in, renamed_to, install_hint)
-        self._change(lambda state: replace(state, retired={**state.retired, architecture: gone}))
+        self._store.change(
+            lambda state: replace(state, retired={**state.retired, architecture: gone})
+        )
 
-    def _change(self, make: Callable[[State], State]) -> None:
-        with self._lock:
-            self._state = make(self._state)
+    @property
+    def _state(self) -> State:
+        return self._store.state
+
+    @property
+    def broken_plugins(self) -> tuple[str, ...]:
+        """A line for each plugin that failed: its name, distribution and cause."""
+        return self._plugins.broken
 
     def get(self, architecture: str) -> AdapterEntry:
         """The entry of exactly that name, or of what it is an alias for.
@@ -165,6 +169,8 @@ class AdapterRegistry:
         """
 
         def find(resolver: Resolver) -> Resolution | None:
+            if architecture in self._state.retired and resolver.entry(architecture) is None:
+                return None  # a suffix rule could serve the name, and its checkpoints would not fit
             alias = self._alias(architecture)
             if alias != architecture and resolver.entry(architecture) is None:
                 aimed = resolver.resolve(alias, task, model_type)
@@ -182,9 +188,8 @@ class AdapterRegistry:
         return new
 
     def _found(self, name: str, find: Callable[[Resolver], Found | None]) -> Found:
-        seen = self._state
         found = find(self._resolver())
-        if found is None and self._read_plugins(seen):
+        if found is None and self._read_plugins():
             found = find(self._resolver())
         if found is None:
             raise self._missing(name)
@@ -234,18 +239,20 @@ class AdapterRegistry:
     def head_family(self, name: str) -> Any:
         """The registered head family of that name, imported if need be; None if there is none."""
         if name not in self._state.heads:
-            self._read_plugins(self._state)
+            self._read_plugins()
         head = self._state.heads.get(name)
         if head is None or not isinstance(head.target, str):
             return head and head.target
         return load_target(head.target, name)
 
     def head_families(self) -> tuple[str, ...]:
-        """Names of the registered head families, sorted."""
+        """Names of the head families, plugins' too, sorted."""
+        self._read_plugins()
         return tuple(sorted(self._state.heads))
 
     def weight_rules(self, architecture: str) -> tuple[WeightRule, ...]:
-        """The renamings registered for an architecture, in order."""
+        """The renamings registered for an architecture, plugins' too, in order."""
+        self._read_plugins()
         return tuple(r for r in self._state.weight_rules if r.architecture == architecture)
 
     def copy(self) -> AdapterRegistry:
@@ -256,43 +263,29 @@ class AdapterRegistry:
     def override(self, entries: Mapping[str, Any] | Iterable[AdapterEntry]) -> Iterator[None]:
         """Replace entries for a while; only these are put back, not what others registered."""
         made = changes.as_entries(entries)
-        with self._lock:
+        with self._store.lock:
             before = self._state.entries
             self.register_many(made, replace=True)
             ours = self._state.entries
         try:
             yield
         finally:
-            self._change(lambda state: changes.put_back(state, made, before, ours))
+            self._store.change(lambda state: changes.put_back(state, made, before, ours))
 
-    def _read_plugins(self, seen: State) -> bool:
-        """Read the entry points if nobody has; says whether the state is another than `seen`."""
-        if not self._plugins_read:
-            with self._lock:  # whoever misses a name meanwhile waits here for the plugins
-                broken = self._load_plugins()
-            warn_of(broken)
+    def _read_plugins(self) -> bool:
+        """Read the entry points that were not read yet; says whether the state is another now."""
+        seen = self._state
+        self._plugins.read(self._take_plugin)
         return self._state is not seen
 
-    def _load_plugins(self) -> tuple[str, ...]:
-        # A plugin may resolve names while it loads; that must not start over.
-        if self._plugins_read or self._plugins_loading:
-            return ()
-        self._plugins_loading = True
-        try:
-            self.broken_plugins = load_each(str(self._group), self._take_plugin)
-            self._plugins_read = True
-        finally:
-            self._plugins_loading = False
-        return self.broken_plugins
-
     def _take_plugin(self, load: Callable[[], Any], owner: str) -> None:
-        before = self._state
-        try:
+        with self._store.staging(owner):
             plugin = load()
-            if callable(plugin) and not isinstance(plugin, type):
-                base, staged = self._state, self.copy()
-                plugin(staged)
-                self._state = changes.merged(self._state, base, staged._state, owner)
-        except BaseException:
-            self._state = before  # the lock is held, so nothing else has changed it
-            raise
+            if isinstance(plugin, ModuleType):
+                return  # importing it was all it asked for
+            if isinstance(plugin, type) or not callable(plugin):
+                raise RegistrationError(
+                    "an entry point names a function that takes the registry, or a module; got "
+                    f"{plugin!r}"
+                )
+            plugin(self)

@@ -134,7 +134,10 @@ class Resolver:
                 yield entry, "model type", f"transformers' class of model type {kind!r}"
         if listed is not None:
             yield listed, "suffix", _via(name, listed)
-        for source in sources:
+        # A class of the given model type first: its tensors are the ones in the checkpoint.
+        listed_sources = [source for source in sources if self.tables.entry(source)]
+        listed_sources.sort(key=lambda s: model_type not in self.tables.model_types(s))
+        for source in listed_sources:
             entry = self.tables.entry(source)
             if entry is not None:
                 yield entry, "suffix", _via(name, entry)

@@ -130,13 +130,13 @@ def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, An
         return source, tokenizer
     from headswap.convert.checkpoint import open_checkpoint
     from headswap.convert.decide import Options
-    from headswap.convert.job import prepare
+    from headswap.convert.job import decide
 
     checkpoint = open_checkpoint(source, trust_remote_code=options.get("trust_remote_code", False))
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
     dtype, device = options.pop("dtype", None), options.pop("device", None)
-    model = prepare(source, Options(tokenizer=tokenizer, **options)).load(dtype, device)
-    if not hasattr(model, "head_spec") or model.conversion.task not in ("classify", "reward"):
+    model = decide(checkpoint, Options(tokenizer=tokenizer, **options)).load(dtype, device)
+    if model.conversion.task not in ("classify", "reward"):
         raise ConversionError(
             f"{source} was loaded to {model.conversion.task}, which gives no label for a text; "
             "a Classifier needs task='classify'."
@@ -155,7 +155,8 @@ def _limit(model: Any, tokenizer: Any, asked: int | None) -> Limit:
         return limit
     if asked < 1 or (limit.value is not None and asked > limit.value):
         raise ConversionError(
-            f"max_length={asked} is not between 1 and {limit.value} (from {limit.source})."
+            f"max_length={asked} is not from 1 to {limit.value or 'any number'} "
+            f"(limit from {limit.source})."
         )
     return Limit(asked, "max_length")
 

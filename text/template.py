@@ -49,7 +49,6 @@ def parse_template(template: str) -> tuple[str, str]:
 class Template:
     """A template compiled for a tokenizer: ids before and after the user's text."""
 
-    source: str
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     _body: Any
@@ -67,7 +66,7 @@ class Template:
         # A copy of its own: the switch below is a state of the tokenizer, not of a call.
         body = copy.deepcopy(tokenizer)
         body("", add_special_tokens=False, split_special_tokens=True)
-        return cls(source, tuple(prefix), tuple(suffix), body)
+        return cls(tuple(prefix), tuple(suffix), body)
 
     def encode(self, text: str, limit: int | None) -> tuple[list[int], int]:
         """Ids of `text` in the template, cut to `limit` ids by shortening the text's end, and

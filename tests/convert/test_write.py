@@ -166,7 +166,7 @@ def test_a_plan_reads_no_tensor_and_says_what_load_does(saved: Any) -> None:
     assert plan.ok
     actions = {t.name: t.action for t in plan.tensors}
     assert actions["score.weight"] == "derived"
-    assert actions["lm_head.weight"] == "dropped"
+    assert actions["lm_head.weight"] == "used"
     assert actions["model.norm.weight"] == "used"
     assert json.loads(json.dumps(plan.to_dict()))["ok"] is True
     assert "LlamaForSequenceClassification" in str(plan)

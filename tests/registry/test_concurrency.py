@@ -106,7 +106,7 @@ def test_what_a_plugin_registers_directly_is_kept_too(folder: Path) -> None:
 
     direct.registry_of_the_test = registry
     assert registry.owner("StagedForCausalLM") == "dist-direct"
-    assert registry.owner("DirectForCausalLM") == "direct"
+    assert registry.owner("DirectForCausalLM") == "dist-direct"
 
 
 def test_a_plugin_may_ask_for_names_while_it_loads(folder: Path) -> None:

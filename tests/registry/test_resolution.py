@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headswap.registry import (
+    TASKS,
+    SuffixRule,
+    Task,
     TaskError,
     UnknownArchitectureError,
     global_registry,
@@ -50,10 +53,25 @@ def test_every_causal_class_becomes_a_classifier(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_causal_class_serves_its_classification_name(name: str) -> None:
     parts = split(name, DEFAULT_RULES)
-    asked = (parts[0] if parts else name) + "ForSequenceClassification"
+    stem = parts[0] if parts else name
+    asked = stem + "ForSequenceClassification"
+    # A class of that name serves itself; of two sources with one stem the text model goes first.
+    text = f"{stem}ForCausalLM"
+    source = asked if asked in CLASSIFIERS else text if text in CAUSAL else name
     found = global_registry.resolve(asked)
     assert found.architecture == asked
-    assert found.entry.architecture in (asked, name) or parts is not None
+    assert found.entry.architecture == source
+    assert found.rule == ("exact" if source == asked else "suffix")
+    assert found.entry.owner == "transformers"
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_name_of_a_converted_class_leads_back_to_what_it_was_made_from(name: str) -> None:
+    for model_type in TABLES.model_types(name):
+        made = global_registry.resolve(name, "classify", model_type=model_type)
+        again = global_registry.resolve(made.architecture, "classify", model_type=model_type)
+        # transformers' own class of that name, if there is one, has the same tensors.
+        assert again.entry.architecture in (made.entry.architecture, made.architecture)
 
 
 @pytest.mark.parametrize("task", ["reward", "embed", "token-classify"])
@@ -123,6 +141,20 @@ def test_an_unknown_name_gives_a_short_message(name: str) -> None:
     assert len(str(caught.value).encode()) < 1000
 
 
+@given(
+    st.text(max_size=300) | st.builds(lambda a: a * 10_000, st.characters()),
+    st.sampled_from(DEFAULT_RULES),
+    st.sampled_from(TASKS),
+)
+def test_a_known_suffix_and_a_task_leave_the_message_short(
+    stem: str, rule: SuffixRule, task: Task
+) -> None:
+    with pytest.raises((UnknownArchitectureError, TaskError)) as caught:
+        global_registry.copy().resolve(f"{stem}?{rule.suffix}", task)
+    assert len(str(caught.value).encode()) < 1000
+    assert len(getattr(caught.value, "suggestions", ())) < 10
+
+
 @given(st.text(), st.lists(st.text(), max_size=30))
 def test_near_misses_are_known_names_and_at_most_three(name: str, known: list[str]) -> None:
     found = near(name, known)
@@ -144,11 +176,14 @@ def test_the_tables_read_as_text_are_the_imported_ones() -> None:
 
     imported = {
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "image-text": modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         "classify": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         "token-classify": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
         "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "base": modeling_auto.MODEL_MAPPING_NAMES,
     }
+    assert set(TABLES.tables) == set(imported)
     for word, table in imported.items():
         plain = {k: (v,) if isinstance(v, str) else tuple(v) for k, v in table.items()}
         assert TABLES.tables[word] == plain

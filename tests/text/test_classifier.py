@@ -225,7 +225,7 @@ def test_a_text_at_the_limit_runs_and_one_beyond_is_cut() -> None:
 @pytest.mark.parametrize("length", [0, 65])
 def test_a_max_length_out_of_range_is_refused(length: int) -> None:
     model = tiny("llama", SEQ, num_labels=2)
-    with pytest.raises(headswap.ConversionError, match="between 1 and 64"):
+    with pytest.raises(headswap.ConversionError, match="from 1 to 64"):
         Classifier(model, tokenizer=tokenizer("llama"), max_length=length)
 
 

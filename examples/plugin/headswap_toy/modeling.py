@@ -63,7 +63,7 @@ class ToyModel(ToyPreTrainedModel):
         **_: Any,
     ) -> BaseModelOutput:
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        real = torch.ones(x.shape[:2]) if attention_mask is None else attention_mask
+        real = x.new_ones(x.shape[:2]) if attention_mask is None else attention_mask
         state, states = torch.zeros_like(x[:, 0]), []
         for step in range(x.shape[1]):
             new = torch.tanh(self.mix(torch.cat([x[:, step], state], dim=-1)))
@@ -80,9 +80,13 @@ class ToyForCausalLM(ToyPreTrainedModel, GenerationMixin):
         self.toy = ToyModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+        self.generation_config.use_cache = False  # the toy reads the whole text at every step
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
