@@ -61,7 +61,8 @@ def pool(hidden: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
     if pooling == "all":
         return hidden
     if pooling == "mean":
-        weight = real.to(torch.float32).unsqueeze(-1)
-        return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
+        # Left out and not multiplied by zero: what stands on a pad may be inf or NaN.
+        kept = hidden.float().masked_fill(~real.unsqueeze(-1), 0.0)
+        return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
     index = first_index(real) if pooling == "first" else last_index(real)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index.to(hidden.device)]

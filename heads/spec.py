@@ -131,7 +131,11 @@ class HeadFamily:
         With `base` (the attribute that holds the backbone), tensors which the family keeps in the
         backbone stay there; without it every tensor stands at the top of the model.
         """
-        return HeadSpec(self.name, self.pooling, tuple(_bind(x, config, base) for x in self.layers))
+        return HeadSpec(
+            self.name,
+            checked_pooling(self.pooling),
+            tuple(_bind(x, config, base) for x in self.layers),
+        )
 
 
 def checked_pooling(pooling: str) -> Pooling:

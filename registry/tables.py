@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -19,6 +20,7 @@ from typing import Any
 from headswap.registry.entry import AdapterEntry, Task
 
 OWNER = "transformers"
+_READING = threading.Lock()
 # Our word for a table -> its name in transformers; the order decides what a name in several is.
 _NAMES = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -114,7 +116,12 @@ def load_tables() -> Tables:
     """The tables of the installed transformers; empty ones if it is not installed."""
     spec = importlib.util.find_spec(OWNER)  # finds the folder, imports nothing
     places = list(spec.submodule_search_locations or ()) if spec else []
-    return _read(str(Path(places[0], "models", "auto", "modeling_auto.py"))) if places else Tables()
+    if not places:
+        return Tables()
+    # One thread at a time: CPython 3.11 keeps the depth of its syntax trees for all threads in one
+    # place and raises SystemError when two of them build trees at once.
+    with _READING:
+        return _read(str(Path(places[0], "models", "auto", "modeling_auto.py")))
 
 
 @lru_cache(maxsize=4)

@@ -55,7 +55,7 @@ def saved_config(saved: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**saved)
 
 
-@pytest.mark.parametrize(("labels", "row"), itertools.product((1, 3), range(len(SAVED))))
+@pytest.mark.parametrize(("labels", "row"), list(itertools.product((1, 3), range(len(SAVED)))))
 def test_what_was_saved_gives_the_source_and_the_values(labels: int, row: int) -> None:
     saved, source, several, one = SAVED[row]
     name = one if labels == 1 else several

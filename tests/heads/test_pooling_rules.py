@@ -45,7 +45,7 @@ def real_tokens(pads: str) -> torch.Tensor:
 @pytest.mark.parametrize(("pads", "rule"), list(WANTED))
 def test_each_rule_takes_the_rows_that_it_names(pads: str, rule: Any) -> None:
     found = pool(HIDDEN, real_tokens(pads), rule)
-    wanted = torch.tensor(WANTED[pads, rule])
+    wanted = torch.tensor([float(value) for value in WANTED[pads, rule]])
     torch.testing.assert_close(found, torch.stack([wanted, -wanted], dim=-1))
 
 
@@ -54,10 +54,11 @@ def test_all_keeps_every_row(pads: str) -> None:
     assert pool(HIDDEN, real_tokens(pads), "all") is HIDDEN
 
 
+@pytest.mark.parametrize("poison", [1e4, float("inf"), float("nan")])
 @pytest.mark.parametrize("rule", ["first", "last", "mean"])
-def test_what_stands_on_the_pads_does_not_count(rule: Any) -> None:
+def test_what_stands_on_the_pads_does_not_count(rule: Any, poison: float) -> None:
     real = real_tokens("mixed")
-    poisoned = torch.where(real.unsqueeze(-1), HIDDEN, torch.full_like(HIDDEN, 1e4))
+    poisoned = torch.where(real.unsqueeze(-1), HIDDEN, torch.full_like(HIDDEN, poison))
     torch.testing.assert_close(pool(poisoned, real, rule), pool(HIDDEN, real, rule))
 
 
