@@ -105,7 +105,12 @@ def _family(
 ) -> HeadFamily:
     """The family that is asked for, else the native one, else the default."""
     if asked:
-        return family(asked)
+        found = family(asked)
+        if found.task != ("classify" if task == "reward" else task):
+            raise UnsupportedHeadError(
+                f"The head family {asked!r} is for task={found.task!r}, not {task!r}.", head=asked
+            )
+        return found
     return native_family(model_type, source, task) if native else default_family(task)
 
 
@@ -143,6 +148,10 @@ def _init_lifted(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     pretrained_parent(self.source_class).__init__(self, config)
     self.num_labels = config.num_labels
     source = self.source_class(config, *args, **{**_without_pooler(self.source_class), **kwargs})
+    if getattr(source.config, "is_encoder_decoder", False):
+        raise UnsupportedHeadError(
+            f"{type(source).__name__} is an encoder-decoder; headswap has no head for it yet."
+        )
     setattr(self, self.base_model_prefix, lift(source))
     self.head_spec = head_spec(type(self), config)
     attach_head(self, self.head_spec, row_width(source))

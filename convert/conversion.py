@@ -151,7 +151,7 @@ def _check_method(method: Method | None, label_ids: tuple[int, ...]) -> None:
 def _check_count(
     num_labels: int | None, id2label: tuple[tuple[int, str], ...] | None, rows: int | None
 ) -> None:
-    if num_labels is not None and (isinstance(num_labels, bool) or num_labels < 1):
+    if num_labels is not None and (type(num_labels) is not int or num_labels < 1):
         raise LabelError(f"num_labels={num_labels!r}; it must be a whole number from 1 up.")
     counts = {
         "num_labels": num_labels,

@@ -106,6 +106,11 @@ def decide_labels(
     biased = f"{spec.output.path}.bias" in checkpoint.headers
     if header is not None and biased and not spec.output.bias:
         mark(config, head_bias=True)
+    if header is not None and len(header[0]) != 2:
+        raise CheckpointError(
+            f"{checkpoint.name}: {tensor} has shape {list(header[0])}; a head is [labels, hidden].",
+            path=checkpoint.name,
+        )
     rows = None if header is None or marks(config).get("difference") else header[0][0]
     labels = label_space(
         _raw(checkpoint), tensor, rows, cls.conversion.labels, cls.conversion.id2label is not None
@@ -146,6 +151,12 @@ def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:
     head = set(head_spec(cls, config).tensors())
     bare = not any(name.startswith(prefix) for name in stored)
     return prefix if bare and not head.isdisjoint(stored) else ""
+
+
+def stored_twice(checkpoint: Checkpoint, cls: Any) -> tuple[str, ...]:
+    """Names that are stored with the backbone's prefix and without it."""
+    stored, prefix = checkpoint.headers, cls.base_model_prefix
+    return tuple(name for name in sorted(stored) if f"{prefix}.{name}" in stored)
 
 
 def with_prefix(

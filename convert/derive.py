@@ -25,7 +25,8 @@ from headswap.registry.errors import LabelError, UnsupportedHeadError
 # What causal classes do to their logits: field of the config -> power of its value
 # (Granite divides by logits_scaling; Cohere and Falcon-H1 multiply).
 _SCALES = {"logits_scaling": -1, "logit_scale": 1, "lm_head_multiplier": 1}
-_CAP = "final_logit_softcapping"
+# Gemma 2 and RecurrentGemma cap their logits, each under its own name.
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest logit, that fp32 rounding explains (it is ~1e-6)."""
 _LOW_PRECISION_TOLERANCE = 5e-2
@@ -72,7 +73,7 @@ def label_token_ids(
 
     Raises `LabelError` with the word, its pieces and close alternatives.
     """
-    if isinstance(tokens, str | int) or not tokens:
+    if not isinstance(tokens, list | tuple) or not tokens:  # a set has no order
         raise LabelError(f"label_tokens must be a list of tokens or ids; got {tokens!r}.")
     ids = tuple(_token_id(token, tokenizer, vocabulary) for token in tokens)
     if len(set(ids)) != len(ids):
@@ -98,7 +99,7 @@ def _token_id(token: str | int, tokenizer: Any | None, vocabulary: int) -> int:
 
 def _word_id(word: str, tokenizer: Any) -> int:
     known = tokenizer.get_vocab()
-    if word in known:
+    if word in known and known[word] != tokenizer.unk_token_id:
         return int(known[word])
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
@@ -159,7 +160,7 @@ def derive_head(lm: PreTrainedModel, ids: tuple[int, ...], method: Method | None
             f"The output rows of tokens {list(ids)} in {type(lm).__name__} are all zero; the "
             "checkpoint's output matrix was not stored or not loaded."
         )
-    cap = _text_field(lm.config, _CAP)
+    cap = next((c for c in (_text_field(lm.config, name) for name in _CAPS) if c), None)
     if method != "difference":
         return DerivedHead(weight, bias, softcap=cap)
     if cap is not None:  # not linear any more: both rows stay, the cap comes before subtracting

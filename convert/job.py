@@ -28,6 +28,7 @@ from headswap.convert.decide import (
     label_tokens,
     pad_id_of,
     pooling_of,
+    stored_twice,
     task_of,
     with_prefix,
 )
@@ -38,7 +39,7 @@ from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
 from headswap.heads import HeadSpec
 from headswap.registry import global_registry
-from headswap.registry.errors import UnknownArchitectureError
+from headswap.registry.errors import UnknownArchitectureError, WeightError
 
 MOST = 6
 """Tensors that a plan's problems name one by one."""
@@ -223,6 +224,14 @@ def decide(checkpoint: Checkpoint, options: Options) -> Job:
     config, labels = decide_labels(checkpoint, serving.cls, options)
     if inexact(config):
         serving = replace(serving, cls=as_non_stock(serving.cls), stock=False)
+    twice = stored_twice(checkpoint, serving.cls)
+    if twice:
+        raise WeightError(
+            f"{checkpoint.name} stores {twice[0]} with and without its prefix; only one can be "
+            "read. Remove the other.",
+            missing=(),
+            unexpected=twice,
+        )
     pad_id, notes = pad_id_of(checkpoint, options)
     if options.template is not None:
         mark(config, template=options.template)

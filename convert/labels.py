@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headswap.convert.conversion import label_pairs
 from headswap.registry.errors import LabelError
 
 
@@ -69,6 +70,7 @@ def label_space(
     tensor and both counts where two sources differ.
     """
     declared, part = declared_labels(raw)
+    label_pairs(part.get("id2label"))
     check_label_map(part)
     stored = bool(part.get("id2label"))
     if rows is None:

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import logging
 
 from headswap.convert.conversion import Conversion, mark, marks, text_field
-from headswap.heads import HeadSpec, check_mask, mask_positions, pool, run_head
+from headswap.heads import HeadSpec, check_mask, moved_left, pool, run_head, take
 from headswap.registry.errors import InputError, MissingHeadError
 
 logger = logging.get_logger(__name__)
@@ -54,7 +54,10 @@ class ConvertedModel(PreTrainedModel):
     @property
     def backbone(self) -> nn.Module:
         """The module that turns ids into hidden states `[batch, length, hidden]`."""
-        module: nn.Module = getattr(self, self.base_model_prefix)
+        # Not getattr: some families call their backbone "backbone", as this property is called.
+        module = self._modules[self.base_model_prefix]
+        if module is None:
+            raise AttributeError(self.base_model_prefix)
         return module
 
     @property
@@ -97,55 +100,52 @@ class ConvertedModel(PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Pass either input_ids or inputs_embeds, and not both.", rows=())
         real = self._real_tokens(input_ids, attention_mask, inputs_embeds)
-        inputs = {
-            "input_ids": input_ids,
-            "inputs_embeds": inputs_embeds,
-            "attention_mask": attention_mask,
-            **self._positions(position_ids, attention_mask),
-            **self._token_types(token_type_ids),
-            **outputs,
-        }
-        found = self.backbone(**self._accepted(inputs), return_dict=True)
-        hidden = found[0]
-        return pool(hidden, real.to(hidden.device), self.head_spec.pooling), found
+        inputs = self._accepted(
+            {
+                "input_ids": input_ids,
+                "inputs_embeds": inputs_embeds,
+                "attention_mask": attention_mask,
+                "position_ids": position_ids,
+                "token_type_ids": token_type_ids,
+            }
+        )
+        # Left pads would shift learned positions and enter recurrent states; behind the text they
+        # do neither, and every reference class is right there.
+        order = None if self.head_spec.compat or attention_mask is None else moved_left(real)
+        if order is not None:
+            inputs = {name: take(value, order) for name, value in inputs.items()}
+            real = take(real, order)
+        found = self.backbone(**inputs, **self._switches(outputs), return_dict=True)
+        rows = pool(found[0], real.to(found[0].device), self.head_spec.pooling)
+        if order is not None and self.head_spec.pooling == "all":
+            rows = take(rows, order.argsort(dim=1))
+        return rows, found
 
-    def _accepted(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _accepted(self, inputs: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        """The given inputs; one that the backbone does not take is refused if it says anything."""
         known = inspect.signature(self.backbone.forward).parameters
-        any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        # forward(*args, **kwargs) hands everything on (decoder wrappers); **kwargs alone ignores.
+        any_name = any(p.kind is p.VAR_POSITIONAL for p in known.values())
         given = {name: value for name, value in inputs.items() if value is not None}
-        if "use_cache" in known or any_name:
-            given["use_cache"] = False
-        return given
-
-    def _positions(self, given: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
-        """The caller's positions, else positions that start at the first real token."""
-        takes = "position_ids" in inspect.signature(self.backbone.forward).parameters
-        if given is not None:
-            if not takes:
+        for name in [n for n in given if n not in known]:
+            value = given[name]
+            if name == "token_type_ids" and not bool((value != 0).any()):
+                del given[name]  # one segment is no segment
+            elif name == "attention_mask" and not any_name and bool((value != 0).all()):
+                del given[name]  # nothing is masked
+            elif name in ("token_type_ids", "position_ids") or not any_name:
                 raise InputError(
-                    f"position_ids were given, but {type(self.backbone).__name__} takes none; "
-                    "leave them out.",
+                    f"{name} was given, but {type(self.backbone).__name__} takes none and its "
+                    "numbers would not follow it; leave it out.",
                     rows=(),
                 )
-            return {"position_ids": given}
-        if mask is None or not takes:
-            return {}
-        offset = position_offset(self.backbone)
-        real = mask != 0
-        return {"position_ids": mask_positions(mask) + offset * real + max(offset - 1, 0) * ~real}
+        return given
 
-    def _token_types(self, given: Tensor | None) -> dict[str, Tensor]:
-        if given is None:
-            return {}
-        if "token_type_ids" in inspect.signature(self.backbone.forward).parameters:
-            return {"token_type_ids": given}
-        if bool((given != 0).any()):
-            raise InputError(
-                f"token_type_ids were given, but {type(self.backbone).__name__} has no segments; "
-                "leave them out.",
-                rows=(),
-            )
-        return {}
+    def _switches(self, outputs: dict[str, bool | None]) -> dict[str, bool]:
+        known = inspect.signature(self.backbone.forward).parameters
+        any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        given = {name: value for name, value in outputs.items() if value is not None}
+        return {**given, "use_cache": False} if "use_cache" in known or any_name else given
 
     def _real_tokens(
         self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None
@@ -154,7 +154,7 @@ class ConvertedModel(PreTrainedModel):
         given = [tensor for tensor in (ids, embeds) if tensor is not None]
         shape, device = given[0].shape[:2], given[0].device
         if mask is not None and not torch.compiler.is_compiling():
-            check_mask(mask)
+            check_mask(mask, tuple(shape))
         by_pad_id = self.head_spec.pooling == "last" and ids is not None
         if mask is not None and not self.head_spec.compat:
             return mask != 0

@@ -95,6 +95,10 @@ def serve_class(source: Any, conversion: Conversion, model_type: str | None = No
     model_type = model_type or getattr(source.config_class, "model_type", None)
     if _registry_knows(source, conversion.task):
         return serve(source.__name__, conversion, model_type, source).cls
+    if source.__module__.startswith("transformers.") and not conversion.label_ids:
+        # Another head of one of transformers' own types, such as question answering.
+        for known in global_registry.by_model_type(str(model_type)):
+            return serve(known, conversion, model_type).cls
     lm_class = source if conversion.label_ids else None
     name = stem(source.__name__) + TASK_SUFFIX[conversion.task]
     return build_class(source, conversion, name, False, lm_class)

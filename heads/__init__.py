@@ -5,7 +5,7 @@ from headswap.heads.activation import ActivationChoice, apply_activation, choose
 from headswap.heads.executor import run_head
 from headswap.heads.families import default_family, families, family, native_family
 from headswap.heads.interface import HeadedModel
-from headswap.heads.pooling import check_mask, mask_positions, pool
+from headswap.heads.pooling import check_mask, moved_left, pool, take
 from headswap.heads.spec import (
     Activation,
     Dense,
@@ -36,8 +36,9 @@ __all__ = [
     "default_family",
     "families",
     "family",
-    "mask_positions",
+    "moved_left",
     "native_family",
     "pool",
     "run_head",
+    "take",
 ]

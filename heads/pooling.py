@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of the hidden states are pooled, and where positions start.
+"""Which rows of the hidden states are pooled, and where a row's real tokens stand.
 
 The attention mask decides. The pad id is searched only when there is no mask, or when a
 checkpoint asks for the reference rule (`HeadSpec.compat`).
@@ -14,17 +14,20 @@ from headswap.heads.spec import Pooling
 from headswap.registry.errors import InputError
 
 
-def check_mask(mask: Tensor) -> None:
+def check_mask(mask: Tensor, shape: tuple[int, ...] | None = None) -> None:
     """Refuse a mask `[batch, length]` that no pooling rule can honour.
 
-    Raises `InputError` for a row without any real token, and for one with a hole (padding between
-    two real tokens), naming the rows.
+    Raises `InputError` for another shape than the inputs' (`shape`), for values other than 0 and 1
+    (an additive mask would be read the wrong way round), for a row without any real token, and for
+    one with a hole (padding between two real tokens), naming the rows.
     """
-    if mask.dim() != 2:
+    wanted = "[batch, length]" if shape is None else str(list(shape))
+    if mask.dim() != 2 or (shape is not None and tuple(mask.shape) != tuple(shape)):
         raise InputError(
-            f"attention_mask has shape {list(mask.shape)}; expected [batch, length].", rows=()
+            f"attention_mask has shape {list(mask.shape)}; expected {wanted}.", rows=()
         )
     real = mask != 0
+    _refuse((real & (mask != 1)).any(dim=1), "hold values other than 0 and 1 in attention_mask")
     _refuse(~real.any(dim=1), "have no real token (attention_mask is 0 everywhere)")
     span = last_index(real) - first_index(real) + 1
     _refuse(real.sum(dim=1) != span, "have padding between real tokens (1 0 1 in attention_mask)")
@@ -47,9 +50,21 @@ def last_index(real: Tensor) -> Tensor:
     return (positions * real).argmax(dim=1)
 
 
-def mask_positions(mask: Tensor) -> Tensor:
-    """Position ids `[batch, length]` int64 that count from the first real token; 0 on pads."""
-    return (mask.to(torch.int64).cumsum(dim=1) - 1).clamp(min=0) * (mask != 0)
+def moved_left(mask: Tensor) -> Tensor | None:
+    """Index `[batch, length]` that moves each row's real tokens to the front and its pads behind
+    them; None where they stand there already. `index.argsort(1)` moves them back.
+    """
+    shift = first_index(mask != 0)
+    if not bool(shift.any()):
+        return None
+    length = mask.shape[1]
+    return (torch.arange(length, device=mask.device) + shift.unsqueeze(1)) % length
+
+
+def take(tensor: Tensor, index: Tensor) -> Tensor:
+    """`tensor` `[batch, length, ...]` with the positions of each row in the order of `index`."""
+    rows = torch.arange(index.shape[0], device=tensor.device).unsqueeze(1)
+    return tensor[rows, index.to(tensor.device)]
 
 
 def pool(hidden: Tensor, real: Tensor, pooling: Pooling) -> Tensor:

@@ -60,15 +60,15 @@ class Classifier:
         self.model, tokenizer = _open(source, tokenizer, load_options)
         self.labels = label_names(self.model.config)
         self.activation = self._choose(activation)
-        self.batch_size = batch_size
+        if batch_size < 1:
+            raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
+        self.batch_size, self._pad_id = _padding(self.model, tokenizer, batch_size)
         self.limit = _limit(self.model, tokenizer, max_length)
         stored = getattr(self.model.config, "headswap", None) or {}
         self.template = template if template is not None else stored.get("template")
         self._encoder = Encoder(
             tokenizer, self.limit, template=self.template, truncation=truncation
         )
-        pad = tokenizer.pad_token_id
-        self._pad_id = int(pad if pad is not None else 0)
 
     def classify(
         self,
@@ -127,6 +127,7 @@ def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, An
             raise ConversionError(
                 f"{', '.join(options)}: options of loading, and the model is loaded already."
             )
+        _require_classifier(source)
         return source, tokenizer
     from headswap.convert.checkpoint import open_checkpoint
     from headswap.convert.decide import Options
@@ -136,12 +137,32 @@ def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, An
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
     dtype, device = options.pop("dtype", None), options.pop("device", None)
     model = decide(checkpoint, Options(tokenizer=tokenizer, **options)).load(dtype, device)
-    if model.conversion.task not in ("classify", "reward"):
-        raise ConversionError(
-            f"{source} was loaded to {model.conversion.task}, which gives no label for a text; "
-            "a Classifier needs task='classify'."
-        )
+    _require_classifier(model)
     return model, tokenizer
+
+
+def _require_classifier(model: Any) -> None:
+    """Refuse a model that gives no label for a text."""
+    conversion = getattr(model, "conversion", None)
+    task = conversion.task if conversion is not None else type(model).__name__
+    if task not in ("classify", "reward") and not str(task).endswith("SequenceClassification"):
+        raise ConversionError(
+            f"{type(model).__name__} gives no label for a text (it is for {task}); a Classifier "
+            "needs a sequence classifier, as headswap.load(path, task='classify') returns."
+        )
+
+
+def _padding(model: Any, tokenizer: Any, batch_size: int) -> tuple[int, int]:
+    """Texts in a batch, and the id to pad with.
+
+    Our models go by the mask, so any id will do; transformers' own score heads search for their
+    config's pad id, and without one they take a text at a time.
+    """
+    own = hasattr(model, "head_spec")
+    pad = tokenizer.pad_token_id if own else model.config.get_text_config().pad_token_id
+    if pad is None:
+        return (batch_size if own else 1), 0
+    return batch_size, int(pad)
 
 
 def label_names(config: Any) -> tuple[str, ...]:
@@ -164,11 +185,10 @@ def _limit(model: Any, tokenizer: Any, asked: int | None) -> Limit:
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """The model in eval mode for a while."""
-    training = model.training
-    if training:
-        model.eval()
+    training = [module for module in model.modules() if module.training]
+    model.eval()
     try:
         yield
     finally:
-        if training:
-            model.train()
+        for module in training:  # one by one: a part that was frozen in eval mode stays so
+            module.training = True

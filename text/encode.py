@@ -78,6 +78,7 @@ class Encoder:
         limit = self.limit.value
         long = [i for i, each in enumerate(found) if limit is not None and each.full > limit]
         if long and self.truncation:
+            self._require_room(seconds is not None)
             again = _call(
                 self._cut,
                 [firsts[i] for i in long],
@@ -88,6 +89,16 @@ class Encoder:
             for i, each in zip(long, again, strict=True):
                 found[i] = Encoded(each.ids, each.types, found[i].full)
         return found
+
+    def _require_room(self, pair: bool) -> None:
+        """Refuse a limit that the marks around a text fill by themselves."""
+        marks = self._full.num_special_tokens_to_add(pair=pair)
+        if self.limit.value is not None and self.limit.value <= marks:
+            raise InputError(
+                f"The tokenizer's own marks take {marks} tokens, and the limit is "
+                f"{self.limit.value}; nothing of a text would be left.",
+                rows=(),
+            )
 
     def _require_pairs(self) -> None:
         """Refuse pairs for a tokenizer that would only glue the two texts together."""
@@ -115,19 +126,27 @@ class Encoder:
             warnings.warn(
                 f"{len(long)} of {len(found)} texts were cut to {limit} tokens (limit from "
                 f"{self.limit.source}).",
-                stacklevel=4,
+                stacklevel=5,  # the line that called Classifier.classify
             )
 
 
 def _columns(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
-    pairs = [text for text in texts if not isinstance(text, str)]
-    if not pairs:
+    if all(isinstance(text, str) for text in texts):
         return [str(text) for text in texts], None
-    if len(pairs) != len(texts) or any(len(pair) != 2 for pair in pairs):
+    wrong = tuple(i for i, text in enumerate(texts) if not _is_pair(text))
+    if wrong:
         raise InputError(
-            "Texts must be all strings, or all pairs (first, second) of strings.", rows=()
+            "Texts must be all strings, or all pairs (first, second) of strings; see text "
+            f"{wrong[0]}.",
+            rows=wrong,
         )
-    return [str(a) for a, _ in pairs], [str(b) for _, b in pairs]
+    return [text[0] for text in texts], [text[1] for text in texts]
+
+
+def _is_pair(text: object) -> bool:
+    if not isinstance(text, list | tuple) or len(text) != 2:
+        return False
+    return all(isinstance(part, str) for part in text)
 
 
 def _call(

@@ -89,7 +89,8 @@ class Template:
 
 
 def start_mark(tokenizer: Any) -> int | None:
-    """The start mark that the tokenizer puts before a text by itself; None if it puts none."""
+    """The mark that the tokenizer puts before a text by itself (a start or class mark), or None."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     ids = tokenizer("a")["input_ids"]
-    bos = tokenizer.bos_token_id
-    return int(bos) if bos is not None and ids[:1] == [bos] else None
+    marked = len(ids) > len(bare) and ids[1 : 1 + len(bare)] == bare
+    return int(ids[0]) if marked else None

@@ -182,13 +182,16 @@ def main() -> None:
     except HeadswapError as error:
         note(f"error: {error}")
         sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        note("interrupted")
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output is gone; a second error at shutdown would only be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+    except OSError as error:
+        note(f"error: {error}")
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        note("interrupted")
+        sys.exit(INTERRUPTED)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

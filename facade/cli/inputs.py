@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -29,17 +30,28 @@ def read_texts(arguments: Sequence[str], files: Sequence[str]) -> list[Text]:
         sources = ["-"]
     for source in sources:
         texts.extend(_read(source))
+    for number, text in enumerate(texts):
+        _check_unicode(text, number)
     if not texts:
         raise InputError(f"No text in {', '.join(sources)}.", rows=())
     return texts
 
 
+def _check_unicode(text: Text, number: int) -> None:
+    """Refuse what can't be encoded (half of a surrogate pair), which tokenizers choke on."""
+    try:
+        "".join(text).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Text {number} is not valid Unicode: {error}", rows=(number,)) from error
+
+
 def _read(source: str) -> list[Text]:
-    if source == "-":
-        return list(_lines(sys.stdin, "standard input", False))
     file = Path(source)
     try:
-        with file.open(encoding="utf-8") as handle:
+        if source == "-":
+            data = sys.stdin.buffer.read().decode("utf-8-sig")
+            return list(_lines(io.StringIO(data), "standard input", False))
+        with file.open(encoding="utf-8-sig") as handle:
             return list(_lines(handle, source, file.suffix == ".jsonl"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{source} can't be read: {error}", rows=()) from error
@@ -57,7 +69,7 @@ def _lines(lines: Iterable[str], name: str, as_json: bool) -> Iterable[Text]:
 def _object(line: str, where: str) -> Text:
     try:
         found: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not a JSON value: {error}", rows=()) from error
     if isinstance(found, str):
         return found

@@ -87,3 +87,46 @@ def test_ids_and_embeddings_exclude_each_other(saved: Any) -> None:
     model = headswap.load(saved("llama", SEQ, num_labels=2))
     with pytest.raises(headswap.InputError, match="either input_ids or inputs_embeds"):
         model(attention_mask=torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "rwkv", "marian"])
+def test_families_without_position_ids_take_either_padding_side(model_type: str) -> None:
+    more: dict[str, Any] = {
+        "marian": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4,
+                   "decoder_ffn_dim": 64},
+        "rwkv": {"attention_hidden_size": 32, "context_length": 64},
+        "mamba": {"state_size": 4},
+    }[model_type]  # fmt: skip
+    model = headswap.as_seq_cls_model(tiny(model_type, **more), num_labels=3)
+    ids = rows()
+    with torch.no_grad():
+        found = model(**padded(ids, [9, 3, 6, 11], width=20)).logits
+    torch.testing.assert_close(found, alone(model, ids), atol=1e-5, rtol=0)
+
+
+def test_a_mask_that_the_backbone_cannot_follow_is_refused() -> None:
+    model = headswap.as_embedding_model(tiny("fnet", "AutoModel", type_vocab_size=2))
+    ids = torch.tensor([[5, 6, 7]])
+    assert model(input_ids=ids, attention_mask=torch.ones_like(ids)).pooler_output.shape == (1, 32)
+    with pytest.raises(headswap.InputError, match="FNetModel takes none"):
+        model(input_ids=ids, attention_mask=torch.tensor([[1, 1, 0]]))
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_token_rows_stay_where_their_tokens_are(left: int) -> None:
+    model = headswap.as_token_cls_model(tiny("gpt2"), num_labels=4)
+    ids = rows((5,))
+    batch = padded(ids, [left], width=5 + left)
+    with torch.no_grad():
+        found = model(**batch).logits[:, left:]
+        wanted = model(input_ids=torch.tensor(ids)).logits
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_compat_repeats_the_references_positions(saved: Any) -> None:
+    folder = saved("gpt2", SEQ, num_labels=3)
+    batch = padded(rows(), [9, 3, 6, 11], width=20)
+    with torch.no_grad():
+        wanted = tiny("gpt2", SEQ, num_labels=3)(**batch).logits
+        found = headswap.load(folder, pooling="compat")(**batch).logits
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)

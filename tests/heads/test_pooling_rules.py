@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headswap.heads import check_mask, mask_positions, pool
+from headswap.heads import check_mask, moved_left, pool, take
 from headswap.registry import InputError
 
 # hidden[row, place] = (10 * row + place, -(10 * row + place))
@@ -164,23 +164,27 @@ def test_a_mask_that_is_not_batch_by_length_is_refused(shape: tuple[int, ...]) -
 # -- positions ------------------------------------------------------------------------------------
 
 
-def test_positions_count_from_the_first_real_token() -> None:
-    found = mask_positions(torch.tensor(MASKS["mixed"]))
-    assert found.dtype == torch.int64
-    assert found.tolist() == [[0, 0, 1, 2, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float32])
-def test_positions_do_not_depend_on_the_masks_dtype(dtype: torch.dtype) -> None:
-    mask = torch.tensor(MASKS["left"])
-    found = mask_positions(mask.to(dtype))
-    assert found.dtype == torch.int64
-    assert found.tolist() == mask_positions(mask).tolist()
-
-
 @given(st.integers(1, 9), st.integers(0, 6), st.integers(0, 6))
-def test_positions_of_real_tokens_are_those_of_the_row_alone(
-    length: int, left: int, right: int
-) -> None:
-    found = mask_positions(torch.tensor([[0] * left + [1] * length + [0] * right]))
-    assert found.tolist() == [[0] * left + list(range(length)) + [0] * right]
+def test_left_pads_are_moved_behind_the_text_and_back(length: int, left: int, right: int) -> None:
+    mask = torch.tensor([[0] * left + [1] * length + [0] * right])
+    values = torch.arange(mask.shape[1]).unsqueeze(0)
+    order = moved_left(mask)
+    if left == 0:
+        assert order is None
+        return
+    assert order is not None
+    moved = take(values, order)
+    assert moved[0, :length].tolist() == list(range(left, left + length))
+    assert take(mask, order).tolist() == [[1] * length + [0] * (left + right)]
+    assert take(moved, order.argsort(dim=1)).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("mask", [[[1, 2, 0]], [[1.0, 0.5, 0.0]], [[0.0, 0.0, -1e9]]])
+def test_masks_of_other_values_than_0_and_1_are_refused(mask: list[list[float]]) -> None:
+    with pytest.raises(InputError, match="other than 0 and 1"):
+        check_mask(torch.tensor(mask))
+
+
+def test_a_mask_of_another_batch_is_refused() -> None:
+    with pytest.raises(InputError, match=r"\[1, 3\]; expected \[2, 3\]"):
+        check_mask(torch.ones(1, 3), (2, 3))

@@ -220,7 +220,7 @@ def test_too_long_is_refused_with_both_numbers_where_cutting_is_off(
 
 def test_one_warning_tells_how_many_texts_were_cut(words: Any, sentence: Any) -> None:
     encoder = Encoder(words("bert"), Limit(8, "config.max_position_embeddings"))
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="were cut") as caught:
         encoder.encode([sentence(n, n) for n in (3, 6, 7, 20, 30)])
     assert [str(warning.message) for warning in caught] == [
         "3 of 5 texts were cut to 8 tokens (limit from config.max_position_embeddings)."
