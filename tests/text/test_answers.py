@@ -69,7 +69,7 @@ def lone(classifier_of: Any, sentence: Any) -> Any:
     return one
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=70), st.integers(1, 80))
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 def test_answers_come_in_order_and_equal_each_text_alone(
@@ -86,8 +86,7 @@ def test_answers_come_in_order_and_equal_each_text_alone(
     assert not any(answer.truncated for answer in found)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 70])
-@pytest.mark.parametrize("count", [1, 24, 70])
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 5), (24, 1), (24, 5), (70, 16), (70, 70)])
 @pytest.mark.parametrize("model_type", ["roberta", "llama"])
 def test_neither_count_nor_batch_size_changes_an_answer(
     classifier_of: Any, lone: Any, model_type: str, count: int, batch_size: int
