@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From text to answers."""
 
-from headswap.text.classifier import Answer, Classifier
+from headswap.text.answers import Answer
+from headswap.text.classifier import Classifier
 from headswap.text.template import Template, parse_template
 
 __all__ = ["Answer", "Classifier", "Template", "parse_template"]

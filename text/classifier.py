@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -14,26 +12,12 @@ from torch import Tensor
 
 from headswap.heads import ActivationChoice, apply_activation, choose_activation
 from headswap.registry.errors import ConversionError
+from headswap.text.answers import Answer, best, check_columns, check_top_k, label_names
 from headswap.text.encode import Encoded, Encoder, Text, collate
 from headswap.text.lengths import Limit, usable_length
+from headswap.text.running import device_of, evaluating, require_classifier, takes_segments
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a text was classified as. `scores` keeps the order of the label columns."""
-
-    label: str
-    score: float
-    scores: dict[str, float]
-    logits: list[float]
-    tokens: int
-    truncated: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 class Classifier:
@@ -63,6 +47,7 @@ class Classifier:
         if batch_size < 1:
             raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
         self.batch_size, self._pad_id = _padding(self.model, tokenizer, batch_size)
+        self._segments = takes_segments(self.model)
         self.limit = _limit(self.model, tokenizer, max_length)
         stored = getattr(self.model.config, "headswap", None) or {}
         self.template = template if template is not None else stored.get("template")
@@ -75,20 +60,24 @@ class Classifier:
         texts: Text | Sequence[Text],
         *,
         activation: str | None = None,
+        top_k: int | None = None,
         progress: Progress | None = None,
     ) -> list[Answer]:
         """An answer for each text (or pair of texts), in the order given.
 
-        `activation` applies to this call alone. `progress(done, total)` is called after each batch.
-        Raises `InputError` for a text without tokens, or too long where cutting is off.
+        `activation` applies to this call alone; `top_k` keeps that many of the best `scores`.
+        `progress(done, total)` is called after each batch. Raises `InputError` for a text without
+        tokens, or too long where cutting is off, and `LabelError` for logits of another width than
+        the config's labels.
         """
+        check_top_k(top_k)
         given = [texts] if isinstance(texts, str) else list(texts)
         choice = self.activation if activation is None else self._choose(activation)
         rows = self.encode(given)
         logits = self._logits(rows, progress)
         scores = apply_activation(logits, choice)
         return [
-            self._answer(row, one, raw)
+            self._answer(row, one, raw, top_k)
             for row, one, raw in zip(rows, scores.tolist(), logits.tolist(), strict=True)
         ]
 
@@ -103,20 +92,27 @@ class Classifier:
         """fp32 logits `[texts, labels]` in the order of `rows`; like lengths share a batch."""
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         found = torch.empty(len(rows), len(self.labels))
+        device = device_of(self.model)
         with evaluating(self.model), torch.inference_mode():
             for start in range(0, len(order), self.batch_size):
                 chosen = order[start : start + self.batch_size]
                 batch = collate([rows[i] for i in chosen], self._pad_id)
-                batch = {name: value.to(self.model.device) for name, value in batch.items()}
-                found[chosen] = self.model(**batch).logits.float().cpu()
+                if not self._segments:
+                    batch.pop("token_type_ids", None)
+                batch = {name: value.to(device) for name, value in batch.items()}
+                logits = self.model(**batch).logits
+                check_columns(logits.shape, len(chosen), self.labels)
+                found[chosen] = logits.float().cpu()
                 if progress is not None:
                     progress(start + len(chosen), len(rows))
         return found
 
-    def _answer(self, row: Encoded, scores: list[float], logits: list[float]) -> Answer:
-        best = max(range(len(scores)), key=scores.__getitem__)
-        named = dict(zip(self.labels, scores, strict=True))
-        return Answer(self.labels[best], scores[best], named, logits, len(row.ids), row.truncated)
+    def _answer(
+        self, row: Encoded, scores: list[float], logits: list[float], top_k: int | None
+    ) -> Answer:
+        first = max(range(len(scores)), key=scores.__getitem__)
+        kept = best(dict(zip(self.labels, scores, strict=True)), top_k)
+        return Answer(self.labels[first], scores[first], kept, logits, len(row.ids), row.truncated)
 
 
 def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -127,7 +123,7 @@ def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, An
             raise ConversionError(
                 f"{', '.join(options)}: options of loading, and the model is loaded already."
             )
-        _require_classifier(source)
+        require_classifier(source)
         return source, tokenizer
     from headswap.convert.checkpoint import open_checkpoint
     from headswap.convert.decide import Options
@@ -137,19 +133,8 @@ def _open(source: Any, tokenizer: Any, options: dict[str, Any]) -> tuple[Any, An
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
     dtype, device = options.pop("dtype", None), options.pop("device", None)
     model = decide(checkpoint, Options(tokenizer=tokenizer, **options)).load(dtype, device)
-    _require_classifier(model)
+    require_classifier(model)
     return model, tokenizer
-
-
-def _require_classifier(model: Any) -> None:
-    """Refuse a model that gives no label for a text."""
-    conversion = getattr(model, "conversion", None)
-    task = conversion.task if conversion is not None else type(model).__name__
-    if task not in ("classify", "reward") and not str(task).endswith("SequenceClassification"):
-        raise ConversionError(
-            f"{type(model).__name__} gives no label for a text (it is for {task}); a Classifier "
-            "needs a sequence classifier, as headswap.load(path, task='classify') returns."
-        )
 
 
 def _padding(model: Any, tokenizer: Any, batch_size: int) -> tuple[int, int]:
@@ -165,11 +150,6 @@ def _padding(model: Any, tokenizer: Any, batch_size: int) -> tuple[int, int]:
     return batch_size, int(pad)
 
 
-def label_names(config: Any) -> tuple[str, ...]:
-    """Label names by column: keys of id2label as numbers, whatever their order in the file."""
-    return tuple(str(config.id2label[key]) for key in sorted(config.id2label, key=int))
-
-
 def _limit(model: Any, tokenizer: Any, asked: int | None) -> Limit:
     limit = usable_length(model, tokenizer)
     if asked is None:
@@ -180,15 +160,3 @@ def _limit(model: Any, tokenizer: Any, asked: int | None) -> Limit:
             f"(limit from {limit.source})."
         )
     return Limit(asked, "max_length")
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """The model in eval mode for a while."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:  # one by one: a part that was frozen in eval mode stays so
-            module.training = True

@@ -35,7 +35,8 @@ class Encoded:
 
 class Encoder:
     """Encodes texts for one model. Thread-safe: a fast tokenizer keeps cutting as a state, so each
-    way of calling has a copy of its own that is never called otherwise."""
+    way of calling has a copy of its own that is never called otherwise. Its first call sets that
+    state, and setting it while another thread encodes is an error, so it is made here."""
 
     def __init__(
         self, tokenizer: Any, limit: Limit, *, template: str | None = None, truncation: bool = True
@@ -44,6 +45,10 @@ class Encoder:
         self.truncation = truncation
         self._full = copy.deepcopy(tokenizer)
         self._cut = copy.deepcopy(tokenizer)
+        _call(self._full, ["a"], None)
+        marks = self._full.num_special_tokens_to_add(pair=False)
+        if truncation and limit.value is not None and limit.value > marks:
+            self._shortened(["a"], None)
         self._segments = "token_type_ids" in tokenizer.model_input_names
         self.template = None if template is None else Template.compile(template, tokenizer)
         self._pairs: bool | None = None
@@ -79,16 +84,18 @@ class Encoder:
         long = [i for i, each in enumerate(found) if limit is not None and each.full > limit]
         if long and self.truncation:
             self._require_room(seconds is not None)
-            again = _call(
-                self._cut,
+            again = self._shortened(
                 [firsts[i] for i in long],
                 None if seconds is None else [seconds[i] for i in long],
-                truncation="longest_first",
-                max_length=limit,
             )
             for i, each in zip(long, again, strict=True):
                 found[i] = Encoded(each.ids, each.types, found[i].full)
         return found
+
+    def _shortened(self, firsts: list[str], seconds: list[str] | None) -> list[Encoded]:
+        """What the tokenizer itself makes of texts under the limit."""
+        limit = self.limit.value
+        return _call(self._cut, firsts, seconds, truncation="longest_first", max_length=limit)
 
     def _require_room(self, pair: bool) -> None:
         """Refuse a limit that the marks around a text fill by themselves."""

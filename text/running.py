@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a classifier has to know of the model that it runs."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from headswap.registry.errors import ConversionError
+
+# Here segment ids are looked up in the table of words (`wte(token_type_ids)`), so the zeros that
+# some tokenizers add by themselves would put word 0 on every token.
+_SEGMENTS_ARE_WORDS = frozenset(
+    ("codegen", "ctrl", "flaubert", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "xlm")
+)
+
+
+def require_classifier(model: Any) -> None:
+    """Refuse a model that gives no label for a text.
+
+    A compiled model is judged by the one inside. A class that is not transformers' may be called
+    anything; the shape of its logits shows what it is.
+    """
+    from transformers import PreTrainedModel
+
+    model = getattr(model, "_orig_mod", model)
+    conversion = getattr(model, "conversion", None)
+    if conversion is None and not isinstance(model, PreTrainedModel):
+        return
+    task = conversion.task if conversion is not None else type(model).__name__
+    if task not in ("classify", "reward") and not str(task).endswith("SequenceClassification"):
+        raise ConversionError(
+            f"{type(model).__name__} gives no label for a text (it is for {task}); a Classifier "
+            "needs a sequence classifier, as headswap.load(path, task='classify') returns."
+        )
+
+
+def device_of(model: Any) -> torch.device:
+    """Where the model's inputs belong."""
+    own = getattr(model, "device", None)
+    return torch.device(own) if own is not None else next(model.parameters()).device
+
+
+def takes_segments(model: Any) -> bool:
+    """Whether `token_type_ids` mean segments to the model, and it can be called with them."""
+    model = getattr(model, "_orig_mod", model)
+    if getattr(model.config.get_text_config(), "model_type", None) in _SEGMENTS_ARE_WORDS:
+        return False
+    known = inspect.signature(getattr(model, "forward", model)).parameters.values()
+    return any(p.name == "token_type_ids" or p.kind is p.VAR_KEYWORD for p in known)
+
+
+# Callers inside, and the modules to put back, by model. Shared by all classifiers of a model: the
+# first to leave must not put another's model back into training mode while it still runs.
+_lock = threading.Lock()
+_inside: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode until the last of the threads that use it is done."""
+    with _lock:
+        callers, training = _inside.get(model, (0, []))
+        if callers == 0:
+            training = [module for module in model.modules() if module.training]
+        model.eval()
+        _inside[model] = callers + 1, training
+    try:
+        yield
+    finally:
+        with _lock:
+            callers, training = _inside.pop(model)
+            if callers > 1:
+                _inside[model] = callers - 1, training
+            else:
+                for module in training:  # one by one: a part that was frozen in eval stays so
+                    module.training = True
