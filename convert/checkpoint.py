@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from headswap.convert.conversion import stock_name
+from headswap.convert.gguf import gguf_tokenizer
 from headswap.registry import global_registry
 from headswap.registry.errors import ArchitectureError, CheckpointError
 
@@ -67,7 +68,8 @@ class Checkpoint:
         extra: dict[str, Any] = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         extra["trust_remote_code"] = self.trusted
         try:
-            return AutoTokenizer.from_pretrained(str(self.folder), **extra)
+            found = AutoTokenizer.from_pretrained(str(self.folder), **extra)
+            return gguf_tokenizer(found, self.folder / self.gguf_file) if self.gguf_file else found
         except Exception as error:
             raise CheckpointError(
                 f"{self.name}: no tokenizer could be read ({error}). Put the tokenizer's files "

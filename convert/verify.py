@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a converted model with its reference class, on the same ids.
 
-The reference runs each row alone and unpadded, where every class of transformers is right; the
-converted model runs the same rows alone, padded on either side, and as pairs.
+Both run each row alone, and both run the rows as one batch. The reference's batch is padded on the
+right, where every class of transformers is right; ours on either side. So each comparison is one
+of like with like: a batch differs from its rows one by one by what rounding (and, in a few
+families, the class's own convolutions) makes of another shape, and `spread` tells how much.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ class VerifyReport:
     reference: str
     scale: float
     cases: tuple[Case, ...]
+    spread: float = 0.0
+    """Largest difference of the reference's batch from its own rows, one by one."""
     tolerance: float = TOLERANCE
     independent: bool = True
 
@@ -59,7 +63,8 @@ class VerifyReport:
 
 
 Row = tuple[list[int], list[int] | None]
-Reference = Callable[[Row], Tensor]
+Reference = Callable[[Sequence[Row]], Tensor]
+"""Logits `[rows, labels]` of one batch, padded on the right."""
 
 
 @torch.inference_mode()
@@ -75,59 +80,74 @@ def verify(path: Any, **options: Any) -> VerifyReport:
     if options.get("allow_untrained_head"):
         raise ConversionError("An untrained head is random; there is nothing to compare it with.")
     job = prepare(path, Options(**options))
-    rows = sample_rows(job)
-    pairs = sample_pairs(job)
+    rows, pairs = sample_rows(job), sample_pairs(job)
     name, reference, independent = _reference(job)
-    wanted = [reference(row) for row in (*rows, *pairs)]
+    wanted = [_wanted(reference, part) for part in (rows, pairs) if part]
     del reference
     gc.collect()
     model = job.load(torch.float32).eval()
-    found = compare(job.checkpoint.name, name, model, rows, pairs, wanted)
-    return replace(found, independent=independent)
-
-
-def compare(
-    source: str, name: str, model: Any, rows: list[Row], pairs: list[Row], wanted: list[Tensor]
-) -> VerifyReport:
-    """The differences of `model` from the `wanted` logits of `rows` and then `pairs`."""
-    split = len(rows)
-    alone = torch.cat([run(model, [row], "right") for row in rows])
-    cases = [Case("alone", _gap(alone, wanted[:split]))]
-    for side in ("right", "left"):
-        cases.append(Case(f"padded {side}", _gap(run(model, rows, side), wanted[:split])))
+    cases = [Case("alone", _gap(_alone(model, rows), wanted[0].alone))]
+    cases += _batched(model, "padded", rows, wanted[0].batch)
     if pairs:
-        for side in ("right", "left"):
-            cases.append(Case(f"pairs, padded {side}", _gap(run(model, pairs, side),
-                                                            wanted[split:])))  # fmt: skip
+        cases += _batched(model, "pairs, padded", pairs, wanted[1].batch)
     else:
         cases.append(Case("pairs", None, "the model has no segment ids"))
-    scale = max(float(logits.abs().max()) for logits in wanted)
-    return VerifyReport(source, name, scale, tuple(cases))
+    return VerifyReport(
+        job.checkpoint.name,
+        name,
+        scale=max(float(part.alone.abs().max()) for part in wanted),
+        cases=tuple(cases),
+        spread=max(_gap(part.batch, part.alone) for part in wanted),
+        independent=independent,
+    )
 
 
-def _gap(found: Tensor, wanted: Sequence[Tensor]) -> float:
-    return float((found.cpu() - torch.cat(list(wanted))).abs().max())
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The reference's logits `[rows, labels]`, row by row and as one batch."""
+
+    alone: Tensor
+    batch: Tensor
+
+
+def _wanted(reference: Reference, rows: list[Row]) -> _Wanted:
+    return _Wanted(torch.cat([reference([row]) for row in rows]).cpu(), reference(rows).cpu())
+
+
+def _alone(model: Any, rows: list[Row]) -> Tensor:
+    return torch.cat([run(model, [row], "right") for row in rows])
+
+
+def _batched(model: Any, name: str, rows: list[Row], wanted: Tensor) -> list[Case]:
+    return [Case(f"{name} {side}", _gap(run(model, rows, side), wanted))
+            for side in ("right", "left")]  # fmt: skip
+
+
+def _gap(found: Tensor, wanted: Tensor) -> float:
+    return float((found.cpu() - wanted).abs().max())
 
 
 def run(model: Any, rows: Sequence[Row], side: str) -> Tensor:
     """fp32 logits `[rows, labels]` of one padded batch."""
+    inputs = {name: value.to(model.device) for name, value in batch(model.config, rows, side)}
+    output = model(**inputs)
+    logits: Tensor = output.pooler_output if "pooler_output" in output else output.logits
+    return logits.float()
+
+
+def batch(config: Any, rows: Sequence[Row], side: str = "right") -> Iterable[tuple[str, Tensor]]:
+    """The named inputs `[rows, width]` of one batch, padded on `side`."""
     width = max(len(ids) for ids, _ in rows) + (3 if len(rows) > 1 else 0)
-    pad = text_field(model.config, "pad_token_id") or 0
+    pad = text_field(config, "pad_token_id") or 0
 
     def padded(values: list[int], fill: int) -> list[int]:
         rest = [fill] * (width - len(values))
         return rest + values if side == "left" else values + rest
 
-    inputs = {
-        "input_ids": torch.tensor([padded(ids, pad) for ids, _ in rows]),
-        "attention_mask": torch.tensor([padded([1] * len(ids), 0) for ids, _ in rows]),
-    }
+    yield "input_ids", torch.tensor([padded(ids, pad) for ids, _ in rows])
+    yield "attention_mask", torch.tensor([padded([1] * len(ids), 0) for ids, _ in rows])
     if rows[0][1] is not None:
-        inputs["token_type_ids"] = torch.tensor([padded(types or [], 0) for _, types in rows])
-    inputs = {name: value.to(model.device) for name, value in inputs.items()}
-    output = model(**inputs)
-    logits: Tensor = output.pooler_output if "pooler_output" in output else output.logits
-    return logits.float()
+        yield "token_type_ids", torch.tensor([padded(types or [], 0) for _, types in rows])
 
 
 def sample_rows(job: Job, seed: int = 0) -> list[Row]:
@@ -141,10 +161,11 @@ def sample_rows(job: Job, seed: int = 0) -> list[Row]:
 
 
 def _special_ids(config: Any) -> set[int]:
+    """Ids that a class gives a meaning, and 0, which pads where the config names no pad id."""
     names = ("pad", "bos", "eos", "sep", "cls")
     found = [getattr(config, f"{name}_token_id", None) for name in names]
     flat = [item for ids in found for item in (ids if isinstance(ids, list) else [ids])]
-    return {item for item in flat if item is not None}
+    return {0, *(item for item in flat if item is not None)}
 
 
 def sample_pairs(job: Job) -> list[Row]:
@@ -168,20 +189,21 @@ def _read(job: Job, cls: Any) -> Any:
     source, extra = job.source()
     model, info = read_class(cls, source, dtype=torch.float32, **extra)
     check_tensors(cls, job.checkpoint.name, info)
+    text = model.config.get_text_config()
+    if getattr(text, "pad_token_id", None) is None:
+        text.pad_token_id = 0  # a score class refuses batches without one
     return model.eval()
-
-
-def _tensors(row: Row) -> dict[str, Tensor]:
-    ids, types = row
-    inputs = {"input_ids": torch.tensor([ids])}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    return inputs if types is None else {**inputs, "token_type_ids": torch.tensor([types])}
 
 
 def _native_logits(job: Job) -> tuple[str, Reference]:
     cls = job.serving.cls.source_class
     model = _read(job, cls)
-    return cls.__name__, lambda row: model(**_tensors(row)).logits.float()
+    return cls.__name__, lambda rows: run(model, rows, "right")
+
+
+def _last(states: Tensor, rows: Sequence[Row]) -> Tensor:
+    """The state `[rows, width]` of each row's last token, pads standing on the right."""
+    return states[torch.arange(len(rows)), torch.tensor([len(ids) - 1 for ids, _ in rows])]
 
 
 def _token_logits(job: Job) -> tuple[str, Reference]:
@@ -189,8 +211,9 @@ def _token_logits(job: Job) -> tuple[str, Reference]:
     cls = job.serving.cls.lm_class
     model = _read(job, cls)
 
-    def reference(row: Row) -> Tensor:
-        logits: Tensor = model(**_tensors(row)).logits[:, -1, list(conversion.label_ids)].float()
+    def reference(rows: Sequence[Row]) -> Tensor:
+        states: Tensor = model(**dict(batch(model.config, rows))).logits
+        logits = _last(states, rows)[:, list(conversion.label_ids)].float()
         return logits[:, 1:] - logits[:, :1] if conversion.method == "difference" else logits
 
     return f"{cls.__name__}'s own token logits", reference
@@ -202,7 +225,7 @@ def _formula(job: Job) -> tuple[str, Reference, bool]:
     converted = job.load(torch.float32).eval()
     spec, entry = converted.head_spec, job.serving.resolution.entry
     if spec.family != "score" or entry.task != "generate" or spec.pooling != "last":
-        return "the same model, alone", lambda row: run(converted, [row], "right"), False
+        return "the same model, alone", lambda rows: _alone(converted, list(rows)), False
     weight = converted.get_submodule(spec.output.path).weight.detach().clone()
     causal = entry.load()(converted.config).eval()
     setattr(causal, causal.base_model_prefix, converted.backbone)
@@ -211,8 +234,8 @@ def _formula(job: Job) -> tuple[str, Reference, bool]:
         lambda _, inputs: states.append(inputs[0])
     )
 
-    def reference(row: Row) -> Tensor:
-        causal(**_tensors(row))
-        return F.linear(states.pop()[:, -1].float(), weight.float())
+    def reference(rows: Sequence[Row]) -> Tensor:
+        causal(**dict(batch(causal.config, rows)))
+        return F.linear(_last(states.pop(), rows).float(), weight.float())
 
     return f"{entry.architecture}'s last hidden state times {spec.output.path}", reference, True

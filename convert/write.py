@@ -16,6 +16,7 @@ import torch
 from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
 from headswap.convert.conversion import INEXACT, marks, text_field
 from headswap.convert.decide import Options
+from headswap.convert.gguf import save_tokenizer
 from headswap.convert.job import Job, prepare
 from headswap.convert.plan import ConversionReport
 from headswap.convert.verify import TOLERANCE, run, sample_rows
@@ -108,7 +109,7 @@ def written_beside(target: Path) -> Iterator[Path]:
 
 def _copy_tokenizer(job: Job, folder: Path) -> None:
     if job.checkpoint.gguf_file:
-        job.checkpoint.tokenizer().save_pretrained(folder)
+        save_tokenizer(job.checkpoint.tokenizer(), folder)
         return
     for name in TOKENIZER_FILES:
         file = job.checkpoint.folder / name

@@ -86,9 +86,9 @@ def convert(
 @with_load_options
 def verify(path: Source, *, load: dict[str, Any], as_json: AsJson = False) -> None:
     """Run the reference class and ours on the same ids and print the largest differences."""
+    quiet_libraries()
     from headswap.convert import verify as run
 
-    quiet_libraries()
     report = run(path, **load)
     if as_json:
         print_json(report.to_dict())
@@ -101,6 +101,7 @@ def verify(path: Source, *, load: dict[str, Any], as_json: AsJson = False) -> No
             [(c.name, c.note if c.difference is None else f"{c.difference:.1e}")
              for c in report.cases],
         )  # fmt: skip
+        note(f"the reference's own batch differs from its rows one by one by {report.spread:.1e}")
     if not report.ok:
         note(f"differs by more than {report.tolerance:g} of the logits' size")
         raise typer.Exit(FAILED)

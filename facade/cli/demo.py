@@ -61,7 +61,9 @@ def _key(*parts: str) -> str:
 
 def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
     with err.status("reading SmolLM2 (the first time takes about a minute)"):
-        plain = cached(folder / f"smollm2-{SMOLLM2.sha256[:12]}", lambda to: _unpack(gguf, to))
+        plain = cached(
+            folder / f"smollm2-plain-{SMOLLM2.sha256[:12]}", lambda to: _unpack(gguf, to)
+        )
     with err.status("converting SmolLM2"):
         target = cached(
             folder / f"smollm2-sentiment-{_key(SMOLLM2.sha256, TEMPLATE, *LABELS)}",
@@ -77,14 +79,15 @@ def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
 
 def _unpack(gguf: Path, target: Path) -> None:
     """The causal model of a GGUF file as plain safetensors, once."""
+    from headswap.convert.checkpoint import open_checkpoint
+    from headswap.convert.gguf import save_tokenizer
     from headswap.convert.loading import read_class
 
     model, _ = read_class(
         transformers.LlamaForCausalLM, str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32
     )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    save_tokenizer(open_checkpoint(gguf).tokenizer(), target)
 
 
 @torch.inference_mode()
