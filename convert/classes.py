@@ -12,7 +12,7 @@ import copyreg
 import inspect
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,6 +29,7 @@ from headswap.heads import (
     Dense,
     HeadFamily,
     HeadSpec,
+    Norm,
     default_family,
     family,
     native_family,
@@ -79,7 +80,9 @@ def build_class(
         "__doc__": f"{source.__name__}, converted by headswap ({conversion.task}).",
         "__init__": _init_native if native else _init_lifted,
         "config_class": source.config_class,
-        "base_model_prefix": backbone_name(source),
+        # Empty in a few of transformers' own classes, whose loading rules then want it empty.
+        "base_model_prefix": source.base_model_prefix if native else backbone_name(source),
+        "backbone_name": backbone_name(source),
         "conversion": conversion,
         "source_class": source,
         "lm_class": lm_class,
@@ -96,8 +99,8 @@ def _fp32_modules(source: Any, conversion: Conversion, native: bool) -> set[str]
     if conversion.task == "embed":
         return kept
     rows = _family(conversion.head, conversion.task, source, native, source.config_class.model_type)
-    dense = [layer for layer in rows.layers if isinstance(layer, Dense)]
-    return kept | {layer.path.removeprefix(f"{BASE}.").split(".")[0] for layer in dense}
+    # Whole components only: transformers 4.57 knows no dotted names here.
+    return kept | {path.removeprefix(f"{BASE}.").split(".")[0] for path in rows.paths()}
 
 
 def _family(
@@ -152,7 +155,7 @@ def _init_lifted(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedHeadError(
             f"{type(source).__name__} is an encoder-decoder; headswap has no head for it yet."
         )
-    setattr(self, self.base_model_prefix, lift(source))
+    setattr(self, self.backbone_name, lift(source))
     self.head_spec = head_spec(type(self), config)
     attach_head(self, self.head_spec, row_width(source))
     self.post_init()
@@ -169,7 +172,7 @@ def _fit_output(model: Any, output: Dense) -> None:
     linear = model.get_submodule(output.path)
     out = layer_width(output, linear.in_features, model.config.num_labels)
     if linear.out_features != out or (linear.bias is not None) != output.bias:
-        _attach(model, output, nn.Linear(linear.in_features, out, bias=output.bias))
+        _attach(model, output, nn.Linear(linear.in_features, out, bias=bool(output.bias)))
 
 
 def lift(source: PreTrainedModel) -> nn.Module:
@@ -198,10 +201,24 @@ def row_width(source: PreTrainedModel) -> int:
 
 
 def attach_head(model: Any, spec: HeadSpec, width: int) -> None:
-    """Add the head's linear layers to `model`, each under its path, fp32."""
-    for layer in spec.dense:
+    """Add the head's layers to `model`, each under its path, fp32.
+
+    Raises `UnsupportedHeadError` for a head that only its own backbone can run.
+    """
+    if spec.pooling in ("pooler", "logits"):
+        raise UnsupportedHeadError(
+            f"The head family {spec.family!r} is computed inside its own model's backbone; no "
+            "other model can have it.",
+            head=spec.family,
+        )
+    for layer in spec.stored:
+        if isinstance(layer, Norm):
+            _attach(
+                model, layer, nn.LayerNorm(width, eps=cast(float, layer.eps), bias=bool(layer.bias))
+            )
+            continue
         out = layer_width(layer, width, model.config.num_labels)
-        _attach(model, layer, nn.Linear(width, out, bias=layer.bias))
+        _attach(model, layer, nn.Linear(width, out, bias=bool(layer.bias)))
         width = out
 
 
@@ -212,13 +229,13 @@ def layer_width(layer: Dense, hidden: int, labels: int) -> int:
     return labels if layer.out == "labels" else hidden
 
 
-def _attach(model: nn.Module, layer: Dense, linear: nn.Linear) -> None:
+def _attach(model: nn.Module, layer: Dense | Norm, module: nn.Module) -> None:
     *parents, leaf = layer.path.split(".")
     for name in parents:
         if not hasattr(model, name):
             model.add_module(name, nn.Module())
         model = getattr(model, name)
-    model.add_module(leaf, linear)
+    model.add_module(leaf, module)
 
 
 def head_spec(cls: Any, config: Any) -> HeadSpec:
@@ -229,7 +246,7 @@ def head_spec(cls: Any, config: Any) -> HeadSpec:
         return HeadSpec("embedding", checked_pooling(asked or "last"))
     head = cls.conversion.head or marks(config).get("head")
     rows = _family(head, task, cls.source_class, cls.native, config.model_type)
-    spec = rows.spec(config, base=cls.base_model_prefix if cls.native else None)
+    spec = rows.spec(config, base=cls.backbone_name if cls.native else None)
     spec = replace(spec, layers=output_layers(spec.layers, marks(config)))
     if task == "token-classify":
         return replace(spec, pooling="all")

@@ -145,9 +145,10 @@ def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:
     """
     if importlib.util.find_spec("transformers.core_model_loading"):
         return ""
-    if cls.conversion.task == "embed":
+    renames = getattr(cls.source_class, "_checkpoint_conversion_mapping", None)
+    if cls.conversion.task == "embed" or renames:  # a class with renamings stores other prefixes
         return ""
-    prefix, stored = f"{cls.base_model_prefix}.", checkpoint.headers
+    prefix, stored = f"{cls.backbone_name}.", checkpoint.headers
     head = set(head_spec(cls, config).tensors())
     bare = not any(name.startswith(prefix) for name in stored)
     return prefix if bare and not head.isdisjoint(stored) else ""
@@ -155,7 +156,7 @@ def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:
 
 def stored_twice(checkpoint: Checkpoint, cls: Any) -> tuple[str, ...]:
     """Names that are stored with the backbone's prefix and without it."""
-    stored, prefix = checkpoint.headers, cls.base_model_prefix
+    stored, prefix = checkpoint.headers, cls.backbone_name
     return tuple(name for name in sorted(stored) if f"{prefix}.{name}" in stored)
 
 

@@ -8,7 +8,9 @@ to logits is ours.
 
 from __future__ import annotations
 
-import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -19,20 +21,41 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import logging
 
-from headswap.convert.conversion import Conversion, mark, marks, text_field
-from headswap.heads import HeadSpec, check_mask, moved_left, pool, run_head, take
+from headswap.convert.conversion import Conversion, mark, marks
+from headswap.convert.inputs import accepted, made, moved, switches
+from headswap.convert.tokens import Tokens, difference, end_marks, real_tokens
+from headswap.heads import (
+    HeadSpec,
+    moved_left,
+    pool,
+    pooled_index,
+    run_head,
+    take,
+)
 from headswap.registry.errors import InputError, MissingHeadError
 
-logger = logging.get_logger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the head gets: `values` `[batch, hidden]` (or `[batch, length, hidden]` where it runs on
+    every token), which positions were `real` `[batch, length]`, and the backbone's `output`."""
+
+    values: Tensor
+    real: Tensor
+    output: Any
 
 
 class ConvertedModel(PreTrainedModel):
     """A backbone, a head specification, and the pooling rule between them."""
 
+    # Trainer hands num_items_in_batch to a forward with **kwargs; ours are the backbone's inputs.
+    accepts_loss_kwargs = False
+    _said_difference = False
     conversion: ClassVar[Conversion]
     source_class: ClassVar[type[PreTrainedModel]]
+    backbone_name: ClassVar[str]
+    """Name of the attribute that holds the backbone."""
     head_spec: HeadSpec
 
     @classmethod
@@ -55,9 +78,9 @@ class ConvertedModel(PreTrainedModel):
     def backbone(self) -> nn.Module:
         """The module that turns ids into hidden states `[batch, length, hidden]`."""
         # Not getattr: some families call their backbone "backbone", as this property is called.
-        module = self._modules[self.base_model_prefix]
+        module = self._modules[self.backbone_name]
         if module is None:
-            raise AttributeError(self.base_model_prefix)
+            raise AttributeError(self.backbone_name)
         return module
 
     @property
@@ -79,96 +102,53 @@ class ConvertedModel(PreTrainedModel):
 
         return load_class(cls, path, *args, allow_untrained_head=allow_untrained_head, **kwargs)
 
-    def head(self, rows: Tensor) -> Tensor:
+    def logits_of(self, rows: Tensor) -> Tensor:
         """Logits `[..., num_labels]` (fp32) of pooled rows `[..., hidden]` of any float dtype."""
         return run_head(self, self.head_spec, rows)
 
-    def rows(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **outputs: bool | None,
-    ) -> tuple[Tensor, Any]:
-        """Pooled rows `[batch, hidden]` and the backbone's output.
+    def rows(self, inputs: Mapping[str, Tensor | None], **outputs: bool | None) -> Rows:
+        """What the head is put on: pooled rows of the backbone's states for `inputs`.
 
-        Raises `InputError` for a mask that no pooling rule can honour, and where the pooled
-        token cannot be told (several rows, no mask, no pad id).
+        Raises `InputError` for a mask that no pooling rule can honour, for an input that the
+        backbone does not take, and where the pooled token cannot be told (several rows, no mask, no
+        pad id; no end mark).
         """
-        if (input_ids is None) == (inputs_embeds is None):
+        ids, embeds, mask = (inputs.get(n) for n in ("input_ids", "inputs_embeds",
+                                                     "attention_mask"))  # fmt: skip
+        if (ids is None) == (embeds is None):
             raise InputError("Pass either input_ids or inputs_embeds, and not both.", rows=())
-        real = self._real_tokens(input_ids, attention_mask, inputs_embeds)
-        inputs = self._accepted(
-            {
-                "input_ids": input_ids,
-                "inputs_embeds": inputs_embeds,
-                "attention_mask": attention_mask,
-                "position_ids": position_ids,
-                "token_type_ids": token_type_ids,
-            }
-        )
+        real = real_tokens(self.head_spec, self.config, ids, mask, embeds)
+        given = accepted(self.backbone, inputs)
         # Left pads would shift learned positions and enter recurrent states; behind the text they
         # do neither, and every reference class is right there.
-        order = None if self.head_spec.compat or attention_mask is None else moved_left(real)
+        order = None if self.head_spec.compat or mask is None else moved_left(real)
         if order is not None:
-            inputs = {name: take(value, order) for name, value in inputs.items()}
-            real = take(real, order)
-        found = self.backbone(**inputs, **self._switches(outputs), return_dict=True)
-        rows = pool(found[0], real.to(found[0].device), self.head_spec.pooling)
+            given, real = moved(given, order), take(real, order)
+            ids = None if ids is None else take(ids, order)
+        given.update(made(self, given))
+        index = pooled_index(self.head_spec.pooling, real, ids, end_marks(self.config))
+        self._say_difference(Tokens(ids, mask, real), index)
+        found = self.backbone(**given, **switches(self.backbone, outputs), return_dict=True)
+        rows = self._pooled(found, real, index)
         if order is not None and self.head_spec.pooling == "all":
             rows = take(rows, order.argsort(dim=1))
-        return rows, found
+        return Rows(rows, real, found)
 
-    def _accepted(self, inputs: dict[str, Tensor | None]) -> dict[str, Tensor]:
-        """The given inputs; one that the backbone does not take is refused if it says anything."""
-        known = inspect.signature(self.backbone.forward).parameters
-        # forward(*args, **kwargs) hands everything on (decoder wrappers); **kwargs alone ignores.
-        any_name = any(p.kind is p.VAR_POSITIONAL for p in known.values())
-        given = {name: value for name, value in inputs.items() if value is not None}
-        for name in [n for n in given if n not in known]:
-            value = given[name]
-            if name == "token_type_ids" and not bool((value != 0).any()):
-                del given[name]  # one segment is no segment
-            elif name == "attention_mask" and not any_name and bool((value != 0).all()):
-                del given[name]  # nothing is masked
-            elif name in ("token_type_ids", "position_ids") or not any_name:
-                raise InputError(
-                    f"{name} was given, but {type(self.backbone).__name__} takes none and its "
-                    "numbers would not follow it; leave it out.",
-                    rows=(),
-                )
-        return given
+    def _pooled(self, found: Any, real: Tensor, index: Tensor | None) -> Tensor:
+        pooling = self.head_spec.pooling
+        if pooling in ("pooler", "logits"):
+            own: Tensor = found.pooler_output if pooling == "pooler" else found.logits
+            return own
+        return pool(found[0], real.to(found[0].device), pooling, index)
 
-    def _switches(self, outputs: dict[str, bool | None]) -> dict[str, bool]:
-        known = inspect.signature(self.backbone.forward).parameters
-        any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
-        given = {name: value for name, value in outputs.items() if value is not None}
-        return {**given, "use_cache": False} if "use_cache" in known or any_name else given
-
-    def _real_tokens(
-        self, ids: Tensor | None, mask: Tensor | None, embeds: Tensor | None
-    ) -> Tensor:
-        """Which positions `[batch, length]` are real, by the rule that decides (`HeadSpec`)."""
-        given = [tensor for tensor in (ids, embeds) if tensor is not None]
-        shape, device = given[0].shape[:2], given[0].device
-        if mask is not None and not torch.compiler.is_compiling():
-            check_mask(mask, tuple(shape))
-        by_pad_id = self.head_spec.pooling == "last" and ids is not None
-        if mask is not None and not self.head_spec.compat:
-            return mask != 0
-        if not by_pad_id or ids is None:
-            return torch.ones(shape, dtype=torch.bool, device=device)
-        pad = text_field(self.config, "pad_token_id")
-        if pad is None and shape[0] > 1:
-            raise InputError(
-                f"{shape[0]} rows were given without attention_mask and the config has no "
-                "pad_token_id, so the last real token is unknown. Pass attention_mask, or set "
-                "model.config.pad_token_id.",
-                rows=(),
-            )
-        return torch.ones_like(ids, dtype=torch.bool) if pad is None else ids != pad
+    def _say_difference(self, tokens: Tokens, index: Tensor | None) -> None:
+        """Warn, once a model, where the reference class would pool another token of the text."""
+        if self._said_difference or index is None or torch.compiler.is_compiling():
+            return
+        said = difference(self.head_spec, self.config, tokens, index)
+        if said:
+            self._said_difference = True
+            warnings.warn(said, stacklevel=4)
 
     def _trained(self) -> None:
         """Forget the mark of an untrained head: a training step is under way."""
@@ -176,15 +156,9 @@ class ConvertedModel(PreTrainedModel):
             mark(self.config, untrained_head=None)
 
 
-def position_offset(backbone: nn.Module) -> int:
-    """First position id of a real token: 0, or padding_idx + 1 for RoBERTa-like encoders.
-
-    RoBERTa's position table keeps rows 0 .. padding_idx for pads
-    (transformers, `RobertaEmbeddings.create_position_ids_from_input_ids`).
-    """
-    table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    return 0 if padding is None else int(padding) + 1
+def _states(output: Any, name: str) -> Any:
+    """The backbone's own `name`; of an encoder-decoder, the decoder's."""
+    return getattr(output, name, None) or getattr(output, f"decoder_{name}", None)
 
 
 class ClassifyingModel(ConvertedModel):
@@ -207,24 +181,31 @@ class ClassifyingModel(ConvertedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        **inputs: Tensor | None,
     ) -> Any:
         """Classify a batch.
 
         `input_ids`, `attention_mask`, `token_type_ids`, `position_ids`: int64
-        `[batch, length]`; `inputs_embeds`: `[batch, length, hidden]` in place of the ids.
+        `[batch, length]`; `inputs_embeds`: `[batch, length, hidden]` in place of the ids;
+        `inputs`: what else the backbone takes (`bbox`, `decoder_input_ids`, ...).
         Returns transformers' output for the task, with `.logits` in fp32, and `.loss` when `labels`
         are given. Padding may stand on either side; the mask decides.
         """
-        rows, found = self.rows(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
+        rows = self.rows(
+            {
+                "input_ids": input_ids,
+                "attention_mask": attention_mask,
+                "token_type_ids": token_type_ids,
+                "position_ids": position_ids,
+                "inputs_embeds": inputs_embeds,
+                **inputs,
+            },
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
-        logits = self.head(rows)
+        logits = self.logits_of(rows.values)
+        if self.head_spec.pooling == "late":
+            logits = pool(logits, rows.real.to(logits.device), "mean")
         loss = None
         if labels is not None:
             loss = self.loss_of(logits, labels)
@@ -232,8 +213,8 @@ class ClassifyingModel(ConvertedModel):
         output = self.output_class(
             loss=loss,
             logits=logits,
-            hidden_states=getattr(found, "hidden_states", None),
-            attentions=getattr(found, "attentions", None),
+            hidden_states=_states(rows.output, "hidden_states"),
+            attentions=_states(rows.output, "attentions"),
         )
         return output if return_dict in (None, True) else output.to_tuple()
 
@@ -272,17 +253,25 @@ class EmbeddingModel(ConvertedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         return_dict: bool | None = None,
+        **inputs: Tensor | None,
     ) -> Any:
         """Embed a batch; inputs as in `SequenceClassificationModel.forward`.
 
         Returns transformers' `BaseModelOutputWithPooling` with `.pooler_output`
         `[batch, hidden]` in fp32 and `.last_hidden_state` `[batch, length, hidden]`.
         """
-        rows, found = self.rows(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
+        rows = self.rows(
+            {
+                "input_ids": input_ids,
+                "attention_mask": attention_mask,
+                "token_type_ids": token_type_ids,
+                "position_ids": position_ids,
+                "inputs_embeds": inputs_embeds,
+                **inputs,
+            }
         )
         output = BaseModelOutputWithPooling(
-            last_hidden_state=found[0], pooler_output=self.head(rows)
+            last_hidden_state=rows.output[0], pooler_output=self.logits_of(rows.values)
         )
         return output if return_dict in (None, True) else output.to_tuple()
 

@@ -62,7 +62,7 @@ def _share_backbone(model: Any, source: PreTrainedModel) -> None:
         # A pooler that the head keeps in the backbone, and that the source was built without.
         if getattr(shared, name, None) is None:
             setattr(shared, name, module)
-    setattr(model, model.base_model_prefix, shared)
+    setattr(model, model.backbone_name, shared)
 
 
 def _materialise(model: Any, device: torch.device) -> None:

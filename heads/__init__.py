@@ -3,9 +3,15 @@
 
 from headswap.heads.activation import ActivationChoice, apply_activation, choose_activation
 from headswap.heads.executor import run_head
-from headswap.heads.families import default_family, families, family, native_family
 from headswap.heads.interface import HeadedModel
-from headswap.heads.pooling import check_mask, moved_left, pool, take
+from headswap.heads.pooling import (
+    check_mask,
+    moved_left,
+    pool,
+    pooled_index,
+    real_by_rule,
+    take,
+)
 from headswap.heads.spec import (
     Activation,
     Dense,
@@ -14,9 +20,12 @@ from headswap.heads.spec import (
     Field,
     HeadFamily,
     HeadSpec,
+    Norm,
     Pooling,
     Softcap,
+    When,
 )
+from headswap.heads.table import default_family, families, family, native_family
 
 __all__ = [
     "Activation",
@@ -28,8 +37,10 @@ __all__ = [
     "HeadFamily",
     "HeadSpec",
     "HeadedModel",
+    "Norm",
     "Pooling",
     "Softcap",
+    "When",
     "apply_activation",
     "check_mask",
     "choose_activation",
@@ -39,6 +50,8 @@ __all__ = [
     "moved_left",
     "native_family",
     "pool",
+    "pooled_index",
+    "real_by_rule",
     "run_head",
     "take",
 ]

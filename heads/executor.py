@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headswap.heads.spec import Activation, Dense, Difference, Dropout, HeadSpec, Softcap
+from headswap.heads.spec import (
+    Activation,
+    Dense,
+    Difference,
+    Dropout,
+    HeadSpec,
+    Norm,
+    Softcap,
+)
 from headswap.registry.errors import UnsupportedHeadError
 
 
@@ -20,7 +28,9 @@ def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
     x = rows.float()
     for layer in spec.layers:
         if isinstance(layer, Dense):
-            x = _linear(model.get_submodule(layer.path), x)
+            x = x if layer.applied else _linear(model.get_submodule(layer.path), x)
+        elif isinstance(layer, Norm):
+            x = _norm(model.get_submodule(layer.path), x)
         elif isinstance(layer, Activation):
             x = _activation(str(layer.name))(x)
         elif isinstance(layer, Dropout):
@@ -42,6 +52,13 @@ def _linear(module: nn.Module, x: Tensor) -> Tensor:
     weight = next(module.parameters(), x)
     found: Tensor = module(x.to(weight.dtype) if weight.is_floating_point() else x)
     return found.float()
+
+
+def _norm(module: nn.Module, x: Tensor) -> Tensor:
+    if not isinstance(module, nn.LayerNorm):
+        raise UnsupportedHeadError(f"A head's norm is a {type(module).__name__}, not a LayerNorm.")
+    weight, bias = (None if p is None else p.float() for p in (module.weight, module.bias))
+    return F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
 
 
 def _activation(name: str) -> nn.Module:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head table: one row a family. Data only; the order of a row's layers is the formula.
 
-Each row was compared with transformers' own classes (see `tests/convert/test_parity.py`).
+Each row was compared with transformers' own classes (see `tests/conformance`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from headswap.heads.spec import (
     BASE,
@@ -16,12 +14,14 @@ from headswap.heads.spec import (
     Dropout,
     Field,
     HeadFamily,
+    Norm,
+    When,
 )
-from headswap.registry import AdapterRegistry, Task, global_registry
-from headswap.registry.catalog import HEADS
-from headswap.registry.errors import UnsupportedHeadError
 
-_DROPOUT = Dropout(Field(HEAD_DROPOUT, 0.0))
+DROPOUT = Dropout(Field(HEAD_DROPOUT, 0.0))
+CLASSIFIER = Dense("classifier", "labels")
+
+# -- on the last token ----------------------------------------------------------------------------
 
 SCORE = HeadFamily(
     "score",
@@ -29,123 +29,267 @@ SCORE = HeadFamily(
     (Dense("score", "labels", bias=False),),
     # These repeat transformers' generic class instead of inheriting it; `native_family` knows
     # the ones that inherit.
-    frozenset({"biogpt", "bloom", "falcon", "gemma3", "gpt-sw3", "gpt2", "gpt_bigcode",
-               "gpt_neo", "gpt_neox", "gptj", "mpt", "openai-gpt", "opt", "zamba", "zamba2"}),
+    frozenset({"biogpt@5", "bloom", "falcon", "gemma3", "gpt-sw3", "gpt2", "gpt_bigcode",
+               "gpt_neo", "gpt_neox", "gptj", "mpt", "open-llama", "openai-gpt", "opt",
+               "qwen3_5", "zamba", "zamba2"}),
 )  # fmt: skip
 """GPT style: one linear without bias on the last real token."""
+
+SCORE_BY_COUNT = HeadFamily(
+    "score-by-count", "last", SCORE.layers, frozenset({"biogpt@4"}), pad_rule="count"
+)
+"""The same, in the release whose BioGPT counts the ids that are not the pad id."""
 
 CTRL = HeadFamily("ctrl", "last", (Dense("classifier", "labels", bias=False),), frozenset({"ctrl"}))
 """The score head under another name."""
 
-BERT = HeadFamily(
-    "bert",
-    "first",
-    (
-        Dense(f"{BASE}.pooler.dense"),
-        Activation("tanh"),
-        _DROPOUT,
-        Dense("classifier", "labels"),
-    ),
-    frozenset({"bert", "ernie", "layoutlm", "luke", "markuplm", "megatron-bert", "nezha",
-               "rembert", "roc_bert", "tapas"}),
-)  # fmt: skip
-"""BERT style: the backbone's pooler (dense, tanh) on the first token, then a linear."""
+COHERE_COMPASS = HeadFamily(
+    "cohere-compass",
+    # The class takes the mean of scores, which without a bias is the score of the mean.
+    Field(("pooling",), "eos", words={"eos": "last", "bos": "first", "mean": "mean"}),
+    SCORE.layers,
+    frozenset({"cohere_compass_text"}),
+)
+"""The score head with a choice of pooling."""
+
+# -- dense, activation and projection in the head, on the first token -----------------------------
+
+
+def _roberta(activation: str | Field) -> tuple[Dropout | Dense | Activation, ...]:
+    return (
+        DROPOUT,
+        Dense("classifier.dense"),
+        Activation(activation),
+        DROPOUT,
+        Dense("classifier.out_proj", "labels"),
+    )
+
 
 ROBERTA = HeadFamily(
     "roberta",
     "first",
-    (
-        _DROPOUT,
-        Dense("classifier.dense"),
-        Activation("tanh"),
-        _DROPOUT,
-        Dense("classifier.out_proj", "labels"),
-    ),
-    frozenset({"camembert", "data2vec-text", "esm", "ibert", "roberta", "roberta-prelayernorm",
-               "xlm-roberta", "xlm-roberta-xl", "xmod"}),
+    _roberta("tanh"),
+    frozenset({"camembert", "data2vec-text", "esm", "esmc", "ibert", "jina_embeddings_v3",
+               "layoutlmv3", "lilt", "longformer", "mega", "mpnet", "reformer", "roberta",
+               "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}),
 )  # fmt: skip
 """RoBERTa style: dense, tanh and a projection in the head itself, on the first token."""
 
-TOKEN_SCORE = HeadFamily(
-    "token-score", "all", (_DROPOUT, Dense("score", "labels")), task="token-classify"
+ELECTRA = HeadFamily("electra", "first", _roberta("gelu"), frozenset({"electra"}))
+"""RoBERTa's head with gelu."""
+
+BIG_BIRD = HeadFamily(
+    "big-bird",
+    "first",
+    _roberta(Field(("hidden_act",), "gelu")),
+    frozenset({"big_bird", "convbert", "mra", "nystromformer", "roformer", "yoso"}),
 )
-"""One linear on every token, as transformers' generic token classifier has it."""
+"""RoBERTa's head with the backbone's own activation."""
 
-TOKEN_CLASSIFIER = HeadFamily(
-    "token-classifier",
-    "all",
-    (_DROPOUT, Dense("classifier", "labels")),
-    frozenset({"albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2",
-               "distilbert", "ernie", "gpt2", "layoutlm", "megatron-bert", "rembert", "roberta",
-               "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}),
-    task="token-classify",
+FUNNEL = HeadFamily(
+    "funnel",
+    "first",
+    (
+        Dense("classifier.linear_hidden"),
+        Activation("tanh"),
+        Dropout(Field(("hidden_dropout",), 0.0)),
+        Dense("classifier.linear_out", "labels"),
+    ),
+    frozenset({"funnel"}),
+)
+"""RoBERTa's head under other names, on the shortened states."""
+
+# -- a pooler on the first token, then a linear ---------------------------------------------------
+
+BERT = HeadFamily(
+    "bert",
+    "first",
+    (Dense(f"{BASE}.pooler.dense"), Activation("tanh"), DROPOUT, CLASSIFIER),
+    frozenset({"bert", "ernie", "ernie_m", "fnet", "gte", "layoutlm", "luke", "markuplm",
+               "megatron-bert", "nezha", "nomic_bert", "rembert", "roc_bert", "squeezebert",
+               "tapas"}),
 )  # fmt: skip
-"""The same under the name that encoders give it."""
+"""BERT style: the backbone's pooler (dense, tanh) on the first token, then a linear."""
+
+ALBERT = HeadFamily(
+    "albert",
+    "first",
+    (Dense(f"{BASE}.pooler"), Activation("tanh"), DROPOUT, CLASSIFIER),
+    frozenset({"albert"}),
+)
+"""BERT's head, with a pooler that is a bare linear layer."""
+
+MOBILEBERT = HeadFamily(
+    "mobilebert",
+    "first",
+    (
+        When(
+            Field(("classifier_activation",), True),
+            (Dense(f"{BASE}.pooler.dense"), Activation("tanh")),
+        ),
+        DROPOUT,
+        CLASSIFIER,
+    ),
+    frozenset({"mobilebert"}),
+)
+"""BERT's head, whose pooler can be switched off."""
+
+DEBERTA = HeadFamily(
+    "deberta",
+    "first",
+    (
+        Dropout(Field(("pooler_dropout",), 0.0)),
+        Dense("pooler.dense"),
+        Activation(Field(("pooler_hidden_act",), "gelu")),
+        Dropout(Field(("cls_dropout", "hidden_dropout_prob"), 0.0)),
+        CLASSIFIER,
+    ),
+    frozenset({"deberta", "deberta-v2"}),
+)
+"""BERT's head with the pooler beside the backbone and an activation of its own."""
+
+DISTILBERT = HeadFamily(
+    "distilbert",
+    "first",
+    (
+        Dense("pre_classifier"),
+        Activation("relu"),
+        Dropout(Field(("seq_classif_dropout",), 0.0)),
+        CLASSIFIER,
+    ),
+    frozenset({"distilbert"}),
+)
+"""A pooler under another name, with ReLU."""
+
+EUROBERT = HeadFamily(
+    "eurobert",
+    Field(("classifier_pooling",), "late", words={"late": "late", "bos": "first", "mean": "mean"}),
+    (Dense("dense"), Activation("gelu"), CLASSIFIER),
+    frozenset({"eurobert"}),
+)
+"""A pooler under another name, with gelu and a choice of pooling."""
+
+CANINE = HeadFamily("canine", "pooler", (DROPOUT, CLASSIFIER), frozenset({"canine"}))
+"""A linear on what the backbone pools by itself, out of states that it does not return."""
+
+# -- prediction heads with a norm -----------------------------------------------------------------
+
+_CLS_OR_MEAN = Field(("classifier_pooling",), "cls", words={"cls": "first", "mean": "mean"})
 
 
-def family(name: str, registry: AdapterRegistry = global_registry) -> HeadFamily:
-    """The head family called `name`; `UnsupportedHeadError` with the names that exist."""
-    found = registry.head_family(name)
-    if isinstance(found, HeadFamily):
-        return found
-    if found is not None:
-        raise UnsupportedHeadError(
-            f"The head family {name!r} is registered as {found!r}; it must be a HeadFamily.",
-            head=name,
-        )
-    raise UnsupportedHeadError(
-        f"Unknown head family {name!r}; known: {', '.join(registry.head_families())}. "
-        "Add one with headswap.register_head_family().",
-        head=name,
+def _prediction(
+    section: str | None, output: Dense
+) -> tuple[Dense | Activation | Norm | Dropout, ...]:
+    def read(name: str, default: object) -> Field:
+        return Field((name,), default, section)
+
+    return (
+        Dense("head.dense", bias=read("classifier_bias", False)),
+        Activation(read("classifier_activation", "gelu")),
+        Norm("head.norm", read("norm_eps", 1e-5), read("norm_bias", False)),
+        Dropout(Field(("classifier_dropout",), 0.0)),
+        output,
     )
 
 
-def families(task: Task, registry: AdapterRegistry = global_registry) -> Iterator[HeadFamily]:
-    """The rows of the table for `task` (a reward head is a classifier's), our own first.
+MODERNBERT = HeadFamily(
+    "modernbert", _CLS_OR_MEAN, _prediction(None, CLASSIFIER), frozenset({"modernbert"})
+)
+"""ModernBERT's prediction head: dense, activation, norm, linear."""
 
-    One at a time, so that a registered row that can't be imported stops nobody who has another.
-    """
-    wanted = "classify" if task == "reward" else task
-    names = registry.head_families()
-    for name in sorted(names, key=lambda n: n not in HEADS):
-        row = family(name, registry)
-        if row.task == wanted:
-            yield row
+MODERNVBERT = HeadFamily(
+    "modernvbert", _CLS_OR_MEAN, _prediction("text_config", CLASSIFIER), frozenset({"modernvbert"})
+)
+"""The same, steered by the text model's own config."""
+
+MODERNBERT_DECODER = HeadFamily(
+    "modernbert-decoder",
+    "last",
+    _prediction(None, Dense("classifier", "labels", Field(("classifier_bias",), False))),
+    frozenset({"modernbert-decoder"}),
+)
+"""The same on the last token."""
+
+ULTRABERT = HeadFamily(
+    "ultrabert",
+    _CLS_OR_MEAN,
+    (Dropout(Field(("classifier_dropout",), 0.0)), CLASSIFIER),
+    frozenset({"ultrabert", "ultravbert"}),
+)
+"""A linear on the first token or the mean."""
+
+# -- encoder-decoders -----------------------------------------------------------------------------
+
+BART = HeadFamily(
+    "bart",
+    "eos",
+    (
+        Dropout(Field(("classifier_dropout",), 0.0)),
+        Dense("classification_head.dense"),
+        Activation("tanh"),
+        Dropout(Field(("classifier_dropout",), 0.0)),
+        Dense("classification_head.out_proj", "labels"),
+    ),
+    frozenset({"bart", "bigbird_pegasus", "led", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"}),
+    pad_rule="position",
+)
+"""RoBERTa's head on the decoder's state at the last end mark."""
+
+T5GEMMA = HeadFamily(
+    "t5gemma",
+    # The class adds one to the index of the last token, "due to the right shift".
+    Field(("is_encoder_decoder",), True, words={True: "next", False: "last"}),
+    (Dropout(Field(("classifier_dropout_rate",), 0.0)), Dense("score.out_proj", "labels")),
+    frozenset({"t5gemma", "t5gemma2"}),
+)
+"""A linear on the decoder's state behind the last token, or at the end of the padded row."""
+
+# -- sequence summaries ---------------------------------------------------------------------------
+
+_SUMMARY = {"last": "last", "first": "first", "mean": "mean", "cls_index": "last"}
 
 
-def native_family(
-    model_type: str, cls: type, task: Task, registry: AdapterRegistry = global_registry
-) -> HeadFamily:
-    """The family of the head that transformers' own class `cls` for `task` has.
-
-    `UnsupportedHeadError` for a class whose formula no row describes: its tensors' names alone
-    don't tell the activation, so a guess could be silently wrong.
-    """
-    for row in families(task, registry):
-        if model_type in row.model_types:
-            return row
-    if is_generic(cls):
-        return default_family(task)
-    raise UnsupportedHeadError(
-        f"{cls.__name__} (model type {model_type!r}) has a head that no row of the head table "
-        f"describes; rows: {', '.join(registry.head_families())}. Describe it with "
-        "headswap.register_head_family(), or ask for another head with head=.",
-        model_type=model_type,
+def _summary(width: dict[bool, str]) -> tuple[Dropout | When | Activation, ...]:
+    return (
+        Dropout(Field(("summary_first_dropout",), 0.0)),
+        When(
+            Field(("summary_use_proj",), True),
+            (
+                Dense(
+                    "sequence_summary.summary",
+                    Field(("summary_proj_to_labels",), True, words=width),
+                ),
+            ),
+        ),
+        Activation(Field(("summary_activation",), "linear")),
+        Dropout(Field(("summary_last_dropout",), 0.0)),
     )
 
 
-def default_family(task: Task) -> HeadFamily:
-    """The head that a conversion gives a class which has none for `task`."""
-    return TOKEN_SCORE if task == "token-classify" else SCORE
+XLM = HeadFamily(
+    "xlm",
+    Field(("summary_type",), "first", words=_SUMMARY),
+    _summary({True: "labels", False: "hidden"}),
+    frozenset({"flaubert", "xlm"}),
+    pad_rule="position",
+)
+"""XLM's sequence summary, which gives the labels itself."""
 
+XLNET = HeadFamily(
+    "xlnet",
+    Field(("summary_type",), "last", words=_SUMMARY),
+    (*_summary({True: "hidden", False: "hidden"}), Dense("logits_proj", "labels")),
+    frozenset({"xlnet"}),
+    pad_rule="position",
+)
+"""XLNet's sequence summary (dense, activation) and a projection, on the last token."""
 
-def is_generic(cls: type) -> bool:
-    """Whether `cls` is transformers' generic class for its task with its forward unchanged."""
-    from transformers import modeling_layers
+# -- heads that the backbone runs -----------------------------------------------------------------
 
-    generics = (
-        modeling_layers.GenericForSequenceClassification,
-        modeling_layers.GenericForTokenClassification,
-    )
-    forward = getattr(cls, "forward", None)
-    return any(issubclass(cls, one) and forward is one.forward for one in generics)
+PERCEIVER = HeadFamily(
+    "perceiver",
+    "logits",
+    (Dense(f"{BASE}.decoder.decoder.final_layer", "labels", applied=True),),
+    frozenset({"perceiver"}),
+)
+"""Perceiver's decoder: a learned query over the latents, inside the backbone."""

@@ -21,5 +21,5 @@ class HeadedModel(Protocol):
     def backbone(self) -> nn.Module:
         """The module that turns ids into hidden states `[batch, length, hidden]`."""
 
-    def head(self, rows: Tensor) -> Tensor:
+    def logits_of(self, rows: Tensor) -> Tensor:
         """Logits `[..., labels]` (fp32) of pooled rows `[..., hidden]`."""

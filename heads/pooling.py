@@ -7,10 +7,12 @@ checkpoint asks for the reference rule (`HeadSpec.compat`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from headswap.heads.spec import Pooling
+from headswap.heads.spec import PadRule, Pooling
 from headswap.registry.errors import InputError
 
 
@@ -67,17 +69,54 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor[rows, index.to(tensor.device)]
 
 
-def pool(hidden: Tensor, real: Tensor, pooling: Pooling) -> Tensor:
+def real_by_rule(ids: Tensor, rule: PadRule, pad: int | None) -> Tensor:
+    """Which positions `[batch, length]` of `ids` a reference class takes for real tokens."""
+    if rule == "position" or pad is None:
+        return torch.ones_like(ids, dtype=torch.bool)
+    real = ids != pad
+    if rule == "pad id":
+        return real
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    return positions < real.sum(dim=1, keepdim=True)
+
+
+def pooled_index(
+    pooling: Pooling, real: Tensor, ids: Tensor | None = None, eos: Sequence[int] = ()
+) -> Tensor | None:
+    """The pooled position of each row, `[batch]` int64, out of `real` `[batch, length]` (bool);
+    None for a rule that pools no single position.
+
+    Raises `InputError` where "eos" finds no end mark (one of `eos`) in a row.
+    """
+    if pooling == "first":
+        return first_index(real)
+    if pooling == "last":
+        return last_index(real)
+    if pooling == "next":
+        return (last_index(real) + 1).clamp(max=real.shape[1] - 1)
+    if pooling != "eos":
+        return None
+    if ids is None or not eos:
+        what = "inputs_embeds have no end mark" if eos else "the config has no eos_token_id"
+        raise InputError(f"Pooling 'eos' needs input_ids and an end mark, but {what}.", rows=())
+    marks = real & torch.isin(ids, torch.tensor(tuple(eos), device=ids.device))
+    if not torch.compiler.is_compiling():
+        _refuse(~marks.any(dim=1), f"hold no end mark ({', '.join(map(str, eos))})")
+    return last_index(marks)
+
+
+def pool(hidden: Tensor, real: Tensor, pooling: Pooling, index: Tensor | None = None) -> Tensor:
     """Rows of `hidden` `[batch, length, hidden]`, pooled by `real` `[batch, length]` (bool).
 
-    Returns `[batch, hidden]`, or `hidden` itself for "all". The mean runs in fp32, since an fp16
-    sum over a long row loses its last digits, and comes back in fp32.
+    Returns `[batch, hidden]` (the row at `index`, or the mean over real tokens), or `hidden` itself
+    for a rule that pools nothing. The mean runs in fp32, since an fp16 sum over a long row loses
+    its last digits, and comes back in fp32.
     """
-    if pooling == "all":
-        return hidden
     if pooling == "mean":
         # Left out and not multiplied by zero: what stands on a pad may be inf or NaN.
         kept = hidden.float().masked_fill(~real.unsqueeze(-1), 0.0)
         return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
-    index = first_index(real) if pooling == "first" else last_index(real)
+    index = pooled_index(pooling, real) if index is None else index
+    if index is None:
+        return hidden
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index.to(hidden.device)]

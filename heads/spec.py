@@ -8,15 +8,24 @@ values are names of config fields. `HeadFamily.spec(config)` reads those fields 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from headswap.registry import Task
 from headswap.registry.errors import UnsupportedHeadError
 
-Pooling = Literal["last", "first", "mean", "all"]
-POOLINGS: tuple[Pooling, ...] = ("last", "first", "mean", "all")
+Pooling = Literal["last", "first", "mean", "late", "eos", "next", "all", "pooler", "logits"]
+POOLINGS: tuple[Pooling, ...] = ("last", "first", "mean", "late", "eos")
+"""What can be asked for. "late" scores every token and takes the mean of the scores, "eos" pools
+the last end mark. The others belong to one task or family: "all" keeps every token, "next" is the
+position behind the last token (T5Gemma), "pooler" and "logits" are the backbone's own outputs."""
+_INNER: tuple[Pooling, ...] = ("next", "all", "pooler", "logits")
+
+PadRule = Literal["pad id", "position", "count"]
+"""How a reference class finds the real tokens without looking at the mask: the ids that are not the
+pad id; every position; or as many from the start as there are ids that are not the pad id."""
+
 BASE = "{base}"
 """Stands in a tensor path for the attribute that holds the backbone (`model`, `bert`, ...)."""
 
@@ -27,24 +36,53 @@ HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "hidden_dropout
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value which a config decides: the first of `names` that is there and not None."""
+    """A value which a config decides: the first of `names` that is there and not None.
+
+    `section` is the inner config that holds it ("text_config"); `words` translates what is stored
+    (a value without a translation is an error).
+    """
 
     names: tuple[str, ...]
     default: Any = None
+    section: str | None = None
+    words: Mapping[Any, Any] | None = field(default=None, hash=False)
 
     def read(self, config: Any) -> Any:
         """The value in `config`, else `default`."""
+        if self.section is not None:
+            config = getattr(config, self.section, config)
         found = (getattr(config, name, None) for name in self.names)
-        return next((value for value in found if value is not None), self.default)
+        value = next((value for value in found if value is not None), self.default)
+        if self.words is None:
+            return value
+        if value not in self.words:
+            raise UnsupportedHeadError(
+                f"The config has {self.names[0]}={value!r}; headswap knows {list(self.words)}.",
+                field=self.names[0],
+            )
+        return self.words[value]
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear layer at `path` of the model; `out` is "labels", "hidden" or a width."""
+    """A linear layer at `path` of the model; `out` is "labels", "hidden" or a width.
+
+    `applied` says that the backbone runs it by itself (its output is "logits" already).
+    """
 
     path: str
-    out: str | int = "hidden"
-    bias: bool = True
+    out: str | int | Field = "hidden"
+    bias: bool | Field = True
+    applied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A layer normalisation at `path` of the model."""
+
+    path: str
+    eps: float | Field = 1e-5
+    bias: bool | Field = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +111,49 @@ class Difference:
     """Two columns become one: the second minus the first."""
 
 
-Layer = Dense | Activation | Dropout | Softcap | Difference
+@dataclass(frozen=True, slots=True)
+class When:
+    """`layers` where the config says `asked`, else nothing."""
+
+    asked: Field
+    layers: tuple[Layer, ...]
+
+
+Layer = Dense | Norm | Activation | Dropout | Softcap | Difference | When
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
     """One head, ready to run: pool rows out of `[batch, length, hidden]`, then apply `layers`.
 
-    `compat` repeats the reference class's index rule (pad ids, or position 0) in place of the
-    attention mask, for checkpoints that were trained with it.
+    `pad_rule` is how the reference class finds the real tokens. It decides where no attention mask
+    is given; with `compat` it does also where one is, for checkpoints that were trained with it.
     """
 
     family: str
     pooling: Pooling
     layers: tuple[Layer, ...] = ()
     compat: bool = False
+    pad_rule: PadRule = "pad id"
+
+    @property
+    def reference_rule(self) -> PadRule | None:
+        """How the reference class finds the token that it pools; None where it uses the mask."""
+        if self.pooling in ("first", "eos"):
+            return "position"
+        if self.pooling in ("last", "next"):
+            return self.pad_rule
+        return "position" if self.pad_rule == "position" and self.pooling == "mean" else None
 
     @property
     def dense(self) -> tuple[Dense, ...]:
-        """The layers that hold tensors, in order."""
+        """The linear layers, in order."""
         return tuple(layer for layer in self.layers if isinstance(layer, Dense))
+
+    @property
+    def stored(self) -> tuple[Dense | Norm, ...]:
+        """The layers that hold tensors, in order."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Dense | Norm))
 
     @property
     def output(self) -> Dense:
@@ -101,10 +162,10 @@ class HeadSpec:
 
     def tensors(self) -> tuple[str, ...]:
         """Names of the head's tensors in the model's state dict, sorted."""
-        return tuple(sorted(_tensors(self.dense)))
+        return tuple(sorted(_tensors(self.stored)))
 
 
-def _tensors(layers: Iterable[Dense]) -> Iterable[str]:
+def _tensors(layers: Iterable[Dense | Norm]) -> Iterator[str]:
     for layer in layers:
         yield f"{layer.path}.weight"
         if layer.bias:
@@ -115,32 +176,56 @@ def _tensors(layers: Iterable[Dense]) -> Iterable[str]:
 class HeadFamily:
     """A row of the head table.
 
-    `model_types` are the transformers model types whose own class for `task` has this head.
+    `model_types` are the transformers model types whose own class for `task` has this head;
+    "biogpt@4" is one that has it in transformers 4 only.
     Downstream projects add rows with `headswap.register_head_family`.
     """
 
     name: str
-    pooling: Pooling
+    pooling: Pooling | Field
     layers: tuple[Layer, ...]
     model_types: frozenset[str] = field(default_factory=frozenset)
     task: Task = "classify"
+    pad_rule: PadRule = "pad id"
 
     def spec(self, config: Any, *, base: str | None = None) -> HeadSpec:
         """The head that this family has under `config`.
 
         With `base` (the attribute that holds the backbone), tensors which the family keeps in the
         backbone stay there; without it every tensor stands at the top of the model.
+        Raises `UnsupportedHeadError` for a config under which the family gives no labels.
         """
-        return HeadSpec(
-            self.name,
-            checked_pooling(self.pooling),
-            tuple(_bind(x, config, base) for x in self.layers),
+        pooling = self.pooling.read(config) if isinstance(self.pooling, Field) else self.pooling
+        layers = tuple(_bound(self.layers, config, base))
+        found = HeadSpec(
+            self.name, checked_pooling(pooling, _INNER), layers, pad_rule=self.pad_rule
         )
+        labelled = found.dense and found.output.out != "hidden"
+        if not labelled and any(isinstance(layer, Dense) for layer in flat(self.layers)):
+            raise UnsupportedHeadError(
+                f"Under this config the head family {self.name!r} ends in no layer of labels.",
+                head=self.name,
+            )
+        return found
+
+    def paths(self) -> Iterator[str]:
+        """Paths of the layers that the head runs and that hold tensors, under any config."""
+        stored = (layer for layer in flat(self.layers) if isinstance(layer, Dense | Norm))
+        return (layer.path for layer in stored if not getattr(layer, "applied", False))
 
 
-def checked_pooling(pooling: str) -> Pooling:
+def flat(layers: Iterable[Layer]) -> Iterator[Layer]:
+    """`layers` with the optional ones in their places."""
+    for layer in layers:
+        if isinstance(layer, When):
+            yield from flat(layer.layers)
+        else:
+            yield layer
+
+
+def checked_pooling(pooling: Any, more: tuple[Pooling, ...] = ()) -> Pooling:
     """`pooling` if it is a rule that exists, else `UnsupportedHeadError` with those that do."""
-    for known in POOLINGS:
+    for known in (*POOLINGS, *more):
         if pooling == known:
             return known
     raise UnsupportedHeadError(
@@ -148,12 +233,15 @@ def checked_pooling(pooling: str) -> Pooling:
     )
 
 
-def _bind(layer: Layer, config: Any, base: str | None) -> Layer:
-    if isinstance(layer, Dense):
-        prefix = f"{base}." if base else ""
-        return replace(layer, path=layer.path.replace(f"{BASE}.", prefix))
-    if isinstance(layer, Activation) and isinstance(layer.name, Field):
-        return Activation(layer.name.read(config))
-    if isinstance(layer, Dropout) and isinstance(layer.rate, Field):
-        return Dropout(float(layer.rate.read(config) or 0.0))
-    return layer
+def _bound(layers: Iterable[Layer], config: Any, base: str | None) -> Iterator[Layer]:
+    prefix = f"{base}." if base else ""
+    for layer in layers:
+        if isinstance(layer, When):
+            if layer.asked.read(config):
+                yield from _bound(layer.layers, config, base)
+            continue
+        read = {f.name: value.read(config) for f in fields(layer)
+                if isinstance(value := getattr(layer, f.name), Field)}  # fmt: skip
+        if isinstance(layer, Dense | Norm):
+            read["path"] = layer.path.replace(f"{BASE}.", prefix)
+        yield replace(layer, **read)

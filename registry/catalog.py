@@ -8,16 +8,41 @@ from __future__ import annotations
 
 from headswap.registry.state import Head, Retired
 
+
+def _heads(module: str, *names: str) -> dict[str, Head]:
+    at = f"headswap.heads.{module}"
+    return {n: Head(f"{at}:{n.upper().replace('-', '_')}", "headswap") for n in names}
+
+
 HEADS: dict[str, Head] = {
-    name: Head(f"headswap.heads.families:{constant}", "headswap")
-    for name, constant in (
-        ("bert", "BERT"),
-        ("ctrl", "CTRL"),
-        ("roberta", "ROBERTA"),
-        ("score", "SCORE"),
-        ("token-classifier", "TOKEN_CLASSIFIER"),
-        ("token-score", "TOKEN_SCORE"),
-    )
+    **_heads(
+        "families",
+        "albert",
+        "bart",
+        "bert",
+        "big-bird",
+        "canine",
+        "cohere-compass",
+        "ctrl",
+        "deberta",
+        "distilbert",
+        "electra",
+        "eurobert",
+        "funnel",
+        "mobilebert",
+        "modernbert",
+        "modernbert-decoder",
+        "modernvbert",
+        "perceiver",
+        "roberta",
+        "score",
+        "score-by-count",
+        "t5gemma",
+        "ultrabert",
+        "xlm",
+        "xlnet",
+    ),
+    **_heads("token_families", "token-classifier", "token-score"),
 }
 """The head table's rows, by name; imported on use."""
 

@@ -41,7 +41,7 @@ def usable_length(model: Any, tokenizer: Any) -> Limit:
 
 
 def _offset(model: Any) -> int:
-    from headswap.convert.model import position_offset
+    from headswap.convert.inputs import position_offset
 
     backbone = getattr(model, "backbone", None) or getattr(model, "base_model", model)
     return position_offset(backbone)

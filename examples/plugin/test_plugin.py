@@ -54,7 +54,7 @@ def test_a_score_head_on_the_toy(folder: Path) -> None:
 
 def test_the_plugins_own_head(folder: Path, tmp_path: Path) -> None:
     model = headswap.load(folder, num_labels=3, head="toy-mlp", allow_untrained_head=True)
-    rows = model.rows(input_ids=IDS)[0]
+    rows = model.rows({"input_ids": IDS}).values
     head = model.toy_head
     wanted = head.outer(torch.nn.functional.gelu(head.inner(rows)))
     torch.testing.assert_close(model(input_ids=IDS).logits, wanted, atol=1e-5, rtol=0)

@@ -87,7 +87,7 @@ def test_bf16_backbone_keeps_an_fp32_head(saved: Any, model_type: str) -> None:
     assert output.weight.dtype == torch.float32
     assert next(model.backbone.parameters()).dtype == torch.bfloat16
     hidden = torch.randn(1, output.in_features).bfloat16()
-    found = model.head(hidden) if len(model.head_spec.dense) == 1 else None
+    found = model.logits_of(hidden) if len(model.head_spec.dense) == 1 else None
     if found is not None:
         assert found.dtype == torch.float32
         torch.testing.assert_close(

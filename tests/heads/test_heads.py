@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import DistilBertForSequenceClassification
 
 from headswap.heads import (
     Activation,
@@ -27,7 +26,6 @@ from headswap.heads import (
     choose_activation,
     families,
     family,
-    native_family,
     pool,
     run_head,
 )
@@ -86,11 +84,6 @@ def test_a_registered_family_is_found_and_an_unknown_one_lists_the_names() -> No
     assert family("mine", registry) is FAMILY
     with pytest.raises(UnsupportedHeadError, match=r"'nobody'.*bert.*mine.*score"):
         family("nobody", registry)
-
-
-def test_a_native_head_that_no_row_describes_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedHeadError, match="DistilBertForSequenceClassification"):
-        native_family("distilbert", DistilBertForSequenceClassification, "classify")
 
 
 # -- pooling --------------------------------------------------------------------------------------
