@@ -114,7 +114,9 @@ def _family(
                 f"The head family {asked!r} is for task={found.task!r}, not {task!r}.", head=asked
             )
         return found
-    return native_family(model_type, source, task) if native else default_family(task)
+    if native:
+        return native_family(model_type, source, task)
+    return default_family(task, model_type)
 
 
 def pretrained_parent(source: type[PreTrainedModel]) -> type[PreTrainedModel]:
@@ -134,9 +136,16 @@ def _methods(cls: type) -> set[str]:
     return {name for ancestor in family_part for name in vars(ancestor)}
 
 
+# Classes of transformers whose base_model_prefix is that of the multimodal model around them.
+_BACKBONES = dict.fromkeys(
+    ("FuyuForCausalLM", "Gemma3ForCausalLM", "JetMoeForCausalLM", "Llama4ForCausalLM",
+     "MllamaForCausalLM"), "model"
+)  # fmt: skip
+
+
 def backbone_name(source: type[PreTrainedModel]) -> str:
     """The attribute that holds the backbone ("model" where the class names none)."""
-    return source.base_model_prefix or "model"
+    return _BACKBONES.get(source.__name__) or source.base_model_prefix or "model"
 
 
 def _init_native(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:

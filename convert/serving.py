@@ -8,9 +8,13 @@ from typing import Any
 
 from headswap.convert.classes import build_class, non_stock_name
 from headswap.convert.conversion import TASK_SUFFIX, Conversion
-from headswap.heads import native_family
+from headswap.heads import default_family, native_family
 from headswap.registry import Resolution, Task, global_registry
-from headswap.registry.errors import ArchitectureError, ConversionError
+from headswap.registry.errors import (
+    ArchitectureError,
+    ConversionError,
+    UnsupportedHeadError,
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,14 @@ def serve(
         resolution = global_registry.resolve(architecture, conversion.task, model_type=model_type)
     elif resolution.entry.task == "generate":
         source = resolution.entry.load()
+    _check_served(architecture)
     served = resolution.entry.load()
     native = resolution.native and conversion.task != "embed"
     if source is not None and resolution.entry.architecture == architecture:
         served = source
     conversion = _normalised(conversion, resolution, served, native, model_type)
+    if native and conversion.head is None and _is_decoder_alone(architecture, served, model_type):
+        conversion = replace(conversion, head=default_family(conversion.task).name)
     if conversion.head is not None and native:
         native = False
         served = source if source is not None else _liftable(architecture, model_type)
@@ -54,6 +61,38 @@ def serve(
     name = resolution.architecture if stock else non_stock_name(resolution.architecture)
     cls = build_class(served, conversion, name, native, lm_class)
     return Serving(cls, resolution, stock and native)
+
+
+# What no score head can be put on, and why.
+_AUDIO = "it reads and writes audio codes, not text"
+_STREAMS = (
+    "its output embedding reads a second stream, which predicts the next token and which its "
+    "decoder does not give as its hidden state"
+)
+REFUSED = {
+    "MusicgenForCausalLM": _AUDIO,
+    "MusicgenMelodyForCausalLM": _AUDIO,
+    "ProphetNetForCausalLM": _STREAMS,
+    "XLMProphetNetForCausalLM": _STREAMS,
+}
+
+
+def _check_served(architecture: str) -> None:
+    if architecture in REFUSED:
+        raise UnsupportedHeadError(
+            f"{architecture} becomes no classifier: {REFUSED[architecture]}. Convert another "
+            "architecture.",
+            architecture=architecture,
+        )
+
+
+def _is_decoder_alone(architecture: str, native: Any, model_type: str | None) -> bool:
+    """Whether the source is the decoder of an encoder-decoder (`BartForCausalLM`), which lacks the
+    encoder that the classification class of its type has."""
+    if not architecture.endswith("ForCausalLM"):
+        return False
+    kind = model_type or native.config_class.model_type
+    return native_family(kind, native, "classify").pooling == "eos"
 
 
 def _normalised(

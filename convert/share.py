@@ -7,6 +7,7 @@ import copy
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -31,14 +32,23 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
     mark(config, **(derived.marks if derived else {"untrained_head": _has_head(cls)}))
     if inexact(config):
         cls = as_non_stock(cls)
-    with torch.device("meta"):
-        model = cls(config)
+    model = _without_data(cls, config)
     _share_backbone(model, source)
     _materialise(model, source.device)
     if derived:
         _fill(model, derived)
         check_derived(source, model.eval(), cls.conversion.label_ids, cls.conversion.method)
     return model.train(source.training)
+
+
+def _without_data(cls: Any, config: Any) -> Any:
+    """A `cls` model whose parameters take no memory."""
+    try:
+        with torch.device("meta"):
+            return cls(config)
+    except NotImplementedError:  # the class computes with its buffers while it is built
+        with init_empty_weights(include_buffers=False):
+            return cls(config)
 
 
 def _config(source: PreTrainedModel) -> Any:
@@ -71,12 +81,13 @@ def _materialise(model: Any, device: torch.device) -> None:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if not any(tensor.is_meta for tensor in own):
             continue
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, nn.Linear | nn.LayerNorm):
             raise ConversionError(
                 f"{type(model).__name__} needs {name} ({type(module).__name__}), which "
                 "the source model does not have; load the checkpoint with headswap.load()."
             )
         module.to_empty(device=device, recurse=False)
+        module.reset_parameters()  # some families leave their norms to torch
         model._init_weights(module)
 
 

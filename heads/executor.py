@@ -11,6 +11,7 @@ from headswap.heads.spec import (
     Activation,
     Dense,
     Difference,
+    Divide,
     Dropout,
     HeadSpec,
     Norm,
@@ -35,6 +36,8 @@ def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
             x = _activation(str(layer.name))(x)
         elif isinstance(layer, Dropout):
             x = F.dropout(x, float(layer.rate), training=model.training)  # type: ignore[arg-type]
+        elif isinstance(layer, Divide):
+            x = x / float(layer.by)  # type: ignore[arg-type]
         elif isinstance(layer, Softcap):
             x = layer.cap * torch.tanh(x / layer.cap)
         elif isinstance(layer, Difference):

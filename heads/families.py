@@ -11,6 +11,7 @@ from headswap.heads.spec import (
     HEAD_DROPOUT,
     Activation,
     Dense,
+    Divide,
     Dropout,
     Field,
     HeadFamily,
@@ -39,6 +40,14 @@ SCORE_BY_COUNT = HeadFamily(
     "score-by-count", "last", SCORE.layers, frozenset({"biogpt@4"}), pad_rule="count"
 )
 """The same, in the release whose BioGPT counts the ids that are not the pad id."""
+
+INKLING = HeadFamily(
+    "inkling",
+    "last",
+    (Divide(Field(("logits_mup_width_multiplier",), 1.0)), *SCORE.layers),
+    causal_types=frozenset({"inkling_text"}),
+)
+"""The score head on the state that the causal class feeds its output embedding."""
 
 CTRL = HeadFamily("ctrl", "last", (Dense("classifier", "labels", bias=False),), frozenset({"ctrl"}))
 """The score head under another name."""

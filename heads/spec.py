@@ -100,6 +100,13 @@ class Dropout:
 
 
 @dataclass(frozen=True, slots=True)
+class Divide:
+    """`x / by`: what a few models do to their states before the output embedding."""
+
+    by: float | Field
+
+
+@dataclass(frozen=True, slots=True)
 class Softcap:
     """`cap * tanh(x / cap)`: what Gemma 2 does to its token logits."""
 
@@ -119,7 +126,7 @@ class When:
     layers: tuple[Layer, ...]
 
 
-Layer = Dense | Norm | Activation | Dropout | Softcap | Difference | When
+Layer = Dense | Norm | Activation | Dropout | Divide | Softcap | Difference | When
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +184,8 @@ class HeadFamily:
     """A row of the head table.
 
     `model_types` are the transformers model types whose own class for `task` has this head;
-    "biogpt@4" is one that has it in transformers 4 only.
+    "biogpt@4" is one that has it in transformers 4 only. `causal_types` are those without such a
+    class whose causal class becomes a classifier with this head.
     Downstream projects add rows with `headswap.register_head_family`.
     """
 
@@ -187,6 +195,7 @@ class HeadFamily:
     model_types: frozenset[str] = field(default_factory=frozenset)
     task: Task = "classify"
     pad_rule: PadRule = "pad id"
+    causal_types: frozenset[str] = field(default_factory=frozenset)
 
     def spec(self, config: Any, *, base: str | None = None) -> HeadSpec:
         """The head that this family has under `config`.

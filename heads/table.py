@@ -66,9 +66,13 @@ def native_family(
     )
 
 
-def default_family(task: Task) -> HeadFamily:
+def default_family(
+    task: Task, model_type: str | None = None, registry: AdapterRegistry = global_registry
+) -> HeadFamily:
     """The head that a conversion gives a class which has none for `task`."""
-    return TOKEN_SCORE if task == "token-classify" else SCORE
+    if task == "token-classify":
+        return TOKEN_SCORE
+    return next((r for r in families(task, registry) if model_type in r.causal_types), SCORE)
 
 
 def is_generic(cls: type) -> bool:

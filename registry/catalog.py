@@ -29,6 +29,7 @@ HEADS: dict[str, Head] = {
         "electra",
         "eurobert",
         "funnel",
+        "inkling",
         "mobilebert",
         "modernbert",
         "modernbert-decoder",

@@ -20,14 +20,16 @@ from zoo_sizes import EXTRA, SIZES
 SEQUENCE = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 MAJOR = int(transformers.__version__.split(".")[0])
+NO_TEXT = ("DbrxAttentionConfig", "DbrxFFNConfig")
 LENGTHS = (6, 12, 9, 5)
 
 
-def zoo_config(model_type: str, **more: Any) -> Any:
-    """A small config of `model_type`, with pad id 1, begin 0, end 2 and a vocabulary of 99."""
-    cls = CONFIG_MAPPING[model_type]
-    extra = {**EXTRA.get(model_type, {}), **EXTRA.get(f"{model_type}@{MAJOR}", {})}
-    return cls(**{**shrunk(cls, extra), **more})
+def zoo_config(cls: Any, **more: Any) -> Any:
+    """A small config of class `cls`, with pad id 1, begin 0, end 2 and a vocabulary of 99."""
+    kind = cls.model_type
+    return cls(
+        **{**shrunk(cls, {**EXTRA.get(kind, {}), **EXTRA.get(f"{kind}@{MAJOR}", {})}), **more}
+    )
 
 
 def shrunk(cls: type, extra: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def shrunk(cls: type, extra: dict[str, Any]) -> dict[str, Any]:
         value = vars(default).get(name)
         if isinstance(value, PretrainedConfig):
             found[name] = shrunk(type(value), {}) | {"model_type": value.model_type}
-        elif name in SIZES:
+        elif name in SIZES and not (name.endswith("_token_id") and cls.__name__ in NO_TEXT):
             found[name] = SIZES[name]
     if "kv_lora_rank" in names and "num_key_value_heads" in found:
         found["num_key_value_heads"] = SIZES["num_attention_heads"]  # latent attention expands
@@ -56,10 +58,10 @@ def zoo_model(model_type: str, table: Any, **more: Any) -> Any:
     torch.manual_seed(0)
     names = table[model_type]
     cls = getattr(transformers, names if isinstance(names, str) else names[0])
-    config = zoo_config(model_type, **more)
-    if not isinstance(config, cls.config_class) and hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    return shake(cls(config).float())
+    # One class serves several types: the type's own config, unless the class wants an inner one.
+    config = CONFIG_MAPPING[model_type]
+    config = config if issubclass(config, cls.config_class) else cls.config_class
+    return shake(cls(zoo_config(config, **more)).float())
 
 
 def batch(left: bool = False, seed: int = 0) -> tuple[list[list[int]], dict[str, torch.Tensor]]:

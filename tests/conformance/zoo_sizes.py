@@ -30,7 +30,8 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 EXTRA: dict[str, dict[str, Any]] = {
-    "bailing_hybrid": {"head_dim": 8, "num_key_value_heads": 4, "num_group": 1, "n_group": 1},
+    "bailing_hybrid": {"head_dim": 8, "num_experts_per_token": 2, "num_key_value_heads": 4,
+                       "n_group": 1},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8},
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
@@ -43,9 +44,12 @@ EXTRA: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0}}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
              "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}},
-    "dots3_note": {"num_key_value_heads": 4},
+    "dots3_note": {"text_config": {"num_key_value_heads": 4},
+                   "vision_config": {"per_layer_config": {}, "adapter_in_dim": 32}},
     "dots3_note_text": {"num_key_value_heads": 4},
     "esmc": {"num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
+                  "mamba_n_groups": 1, "mamba_chunk_size": 16},
     "funnel": {"block_sizes": [1, 1]},
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 99,
                      "hidden_size_per_layer_input": 8, "laurel_rank": 8},
@@ -60,6 +64,7 @@ EXTRA: dict[str, dict[str, Any]] = {
                          "mamba_d_state": 8},
     "jamba": {"use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1,
               "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_dt_rank": 4},
+    "granitemoehybrid@4": {"layer_types": ["mamba", "attention"]},
     "kimi_linear": {"num_experts_per_token": 2},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -68,8 +73,18 @@ EXTRA: dict[str, dict[str, Any]] = {
     "luke": {"entity_vocab_size": 9, "entity_emb_size": 16},
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1, "state_size": 8},
     "mistral4": {"head_dim": 16},
+    "mllama@4": {"text_config": {"rope_scaling": {"rope_type": "default"}}},
+    "mllama_text_model@4": {"rope_scaling": {"rope_type": "default"}},
     "mt5": {"decoder_start_token_id": 1},
-    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 8), "hash_seed": 0,
+    "open-llama": {"shared_input_output_embedding": False},
+    "phi4_multimodal@4": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+                          "num_attention_heads": 4, "crop_size": 16, "patch_size": 8},
+        "audio_config": {"hidden_size": 32, "intermediate_size": 64, "num_blocks": 1,
+                         "num_attention_heads": 4, "nemo_conv_channels": 32},
+    },
+    "reformer": {"is_decoder": True,
+                 "axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 8), "hash_seed": 0,
                  "attention_head_size": 8, "attn_layers": ["local", "lsh"], "num_buckets": 4,
                  "feed_forward_size": 64, "lsh_attn_chunk_length": 8,
                  "local_attn_chunk_length": 8},
@@ -100,3 +115,16 @@ NO_CLASS_HERE: dict[str, str] = {
 PADS_COUNT = frozenset({"canine", "convbert", "doge", "fnet", "mobilebert", "nystromformer",
                         "perceiver", "reformer", "t5gemma", "t5gemma2", "yoso"})  # fmt: skip
 """Types whose own class gives a row other logits in a padded batch than alone."""
+
+NO_CAUSAL_HERE: dict[str, str] = {
+    "gemma3n": "its class needs timm",
+    "gemma4_assistant": "its class runs beside another model's cache only",
+    "gemma4_unified_assistant": "its class runs beside another model's cache only",
+    "qdqbert": "its class needs pytorch-quantization",
+    "speech_to_text_2": "its own class fails on this torch",
+    "transfo-xl": "its own class fails on this torch",
+}
+"""Types whose own causal class can't run here on text alone."""
+
+NO_MASK = frozenset({"cpmant", "fnet", "xlstm"})
+"""Types whose backbone takes no attention mask, so that rows of several lengths can't be mixed."""
