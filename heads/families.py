@@ -186,9 +186,11 @@ CANINE = HeadFamily("canine", "pooler", (DROPOUT, CLASSIFIER), frozenset({"canin
 _CLS_OR_MEAN = Field(("classifier_pooling",), "cls", words={"cls": "first", "mean": "mean"})
 
 
-def _prediction(
+def prediction(
     section: str | None, output: Dense
 ) -> tuple[Dense | Activation | Norm | Dropout, ...]:
+    """ModernBERT's layers before and with `output`, steered by the config's inner `section`."""
+
     def read(name: str, default: object) -> Field:
         return Field((name,), default, section)
 
@@ -202,19 +204,19 @@ def _prediction(
 
 
 MODERNBERT = HeadFamily(
-    "modernbert", _CLS_OR_MEAN, _prediction(None, CLASSIFIER), frozenset({"modernbert"})
+    "modernbert", _CLS_OR_MEAN, prediction(None, CLASSIFIER), frozenset({"modernbert"})
 )
 """ModernBERT's prediction head: dense, activation, norm, linear."""
 
 MODERNVBERT = HeadFamily(
-    "modernvbert", _CLS_OR_MEAN, _prediction("text_config", CLASSIFIER), frozenset({"modernvbert"})
+    "modernvbert", _CLS_OR_MEAN, prediction("text_config", CLASSIFIER), frozenset({"modernvbert"})
 )
 """The same, steered by the text model's own config."""
 
 MODERNBERT_DECODER = HeadFamily(
     "modernbert-decoder",
     "last",
-    _prediction(None, Dense("classifier", "labels", Field(("classifier_bias",), False))),
+    prediction(None, Dense("classifier", "labels", Field(("classifier_bias",), False))),
     frozenset({"modernbert-decoder"}),
 )
 """The same on the last token."""

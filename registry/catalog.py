@@ -43,7 +43,15 @@ HEADS: dict[str, Head] = {
         "xlm",
         "xlnet",
     ),
-    **_heads("token_families", "token-classifier", "token-score"),
+    **_heads(
+        "token_families",
+        "token-classifier",
+        "token-modernbert",
+        "token-modernvbert",
+        "token-score",
+        "token-score-unbiased",
+        "token-t5gemma",
+    ),
 }
 """The head table's rows, by name; imported on use."""
 

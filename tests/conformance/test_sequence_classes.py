@@ -29,6 +29,7 @@ def test_the_class_s_own_logits(model_type: str, tmp_path: Any, counted: Any) ->
     counted("sequence classes")
     reference = zoo_model(model_type, SEQUENCE, num_labels=3)
     reference.save_pretrained(tmp_path)
+    reference = type(reference).from_pretrained(tmp_path, dtype=torch.float32).eval()
     model = headswap.load(tmp_path)
     rows, right = batch()
     _, left = batch(left=True)

@@ -19,6 +19,7 @@ from zoo_sizes import EXTRA, SIZES
 
 SEQUENCE = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+TOKEN = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 MAJOR = int(transformers.__version__.split(".")[0])
 NO_TEXT = ("DbrxAttentionConfig", "DbrxFFNConfig")
 LENGTHS = (6, 12, 9, 5)

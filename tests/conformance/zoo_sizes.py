@@ -37,6 +37,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "bigbird_pegasus": {"attention_type": "original_full"},
     "blt": {"encoder_config": {"hidden_size_global": 32},
             "decoder_config": {"hidden_size_global": 32}, "encoder_hash_embedding_vocab_size": 50},
+    "bros": {"hidden_size": 64},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
                             "rope_parameters": {"full_attention": {"rope_type": "default",
@@ -128,3 +129,10 @@ NO_CAUSAL_HERE: dict[str, str] = {
 
 NO_MASK = frozenset({"cpmant", "fnet", "xlstm"})
 """Types whose backbone takes no attention mask, so that rows of several lengths can't be mixed."""
+
+NO_TOKENS_HERE: dict[str, str] = {
+    "layoutlmv2": "its class needs detectron2",
+    "layoutlmv3": "refused, since its head changes its layers with the number of labels",
+    "qdqbert": "its class needs pytorch-quantization",
+}
+"""Types whose own token classifier can't be compared."""
