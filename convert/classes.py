@@ -222,13 +222,18 @@ def attach_head(model: Any, spec: HeadSpec, width: int) -> None:
         )
     for layer in spec.stored:
         if isinstance(layer, Norm):
-            _attach(
-                model, layer, nn.LayerNorm(width, eps=cast(float, layer.eps), bias=bool(layer.bias))
-            )
+            _attach(model, layer, _norm(layer, width))
             continue
         out = layer_width(layer, width, model.config.num_labels)
         _attach(model, layer, nn.Linear(width, out, bias=bool(layer.bias)))
         width = out
+
+
+def _norm(layer: Norm, width: int) -> nn.LayerNorm:
+    norm = nn.LayerNorm(width, eps=cast(float, layer.eps), bias=bool(layer.bias))
+    # Ones already; transformers 4.57 would fill a bias with zeros that is not there.
+    norm._is_hf_initialized = True  # type: ignore[assignment]
+    return norm
 
 
 def layer_width(layer: Dense, hidden: int, labels: int) -> int:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from headswap.convert.conversion import mark
 from headswap.convert.model import require_head
+from headswap.heads import Norm
 from headswap.registry.errors import WeightError
 
 # Tensors that a converted model has no use for, each with the reason that the report gives.
@@ -116,7 +117,15 @@ def check_head(model: Any, path: Any, info: LoadingInfo, allow_untrained: bool) 
     if absent and not allow_untrained:
         require_head(absent, path, type(model))
     if absent:
+        _reset_norms(model, absent)
         mark(model.config, untrained_head=True)
+
+
+def _reset_norms(model: Any, absent: tuple[str, ...]) -> None:
+    """Give ones to the norms of a missing head, which the loader does not initialise."""
+    for layer in model.head_spec.stored:
+        if isinstance(layer, Norm) and f"{layer.path}.weight" in absent:
+            model.get_submodule(layer.path).reset_parameters()
 
 
 def check_tensors(cls: type, path: Any, info: LoadingInfo) -> None:

@@ -72,6 +72,9 @@ def _share_backbone(model: Any, source: PreTrainedModel) -> None:
         # A pooler that the head keeps in the backbone, and that the source was built without.
         if getattr(shared, name, None) is None:
             setattr(shared, name, module)
+    for name in [name for name, _ in shared.named_children() if getattr(fresh, name, 0) is None]:
+        # The other way round: a pooler that this model does without, its head being elsewhere.
+        setattr(shared, name, None)
     setattr(model, model.backbone_name, shared)
 
 
@@ -88,7 +91,8 @@ def _materialise(model: Any, device: torch.device) -> None:
             )
         module.to_empty(device=device, recurse=False)
         module.reset_parameters()  # some families leave their norms to torch
-        model._init_weights(module)
+        if isinstance(module, nn.Linear):
+            model._init_weights(module)
 
 
 def _fill(model: Any, derived: DerivedHead) -> None:

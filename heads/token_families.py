@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from headswap.heads.families import CLASSIFIER, DROPOUT, prediction
+from headswap.heads.families import CLASSIFIER, DROPOUT
+from headswap.heads.prediction_families import prediction
 from headswap.heads.spec import Dense, Dropout, Field, HeadFamily
 
 TOKEN_SCORE = HeadFamily(

@@ -6,16 +6,38 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from headswap_toy.modeling import ToyConfig, ToyForCausalLM
 
 import headswap
+from headswap.convert.testing import AdapterConformance
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 PADDED = torch.tensor([[0, 0, 5, 6, 7, 8]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1]])
+
+
+class TestToy(AdapterConformance):
+    """What headswap asks of every architecture, asked of the toy."""
+
+    def source(self) -> ToyForCausalLM:
+        torch.manual_seed(1)
+        return ToyForCausalLM(ToyConfig()).eval()
+
+
+class TestToyHead(TestToy):
+    """The same for the plugin's own head."""
+
+    head = "toy-mlp"
+
+    def reference(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
+        state = model.backbone(ids).last_hidden_state[:, -1]
+        head = model.toy_head
+        logits: torch.Tensor = head.outer(torch.nn.functional.gelu(head.inner(state)))
+        return logits
 
 
 @pytest.fixture
