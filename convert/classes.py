@@ -33,6 +33,7 @@ from headswap.heads import (
     default_family,
     family,
     native_family,
+    release,
 )
 from headswap.heads.spec import BASE, checked_pooling
 from headswap.registry import Task
@@ -99,8 +100,9 @@ def _fp32_modules(source: Any, conversion: Conversion, native: bool) -> set[str]
     if conversion.task == "embed":
         return kept
     rows = _family(conversion.head, conversion.task, source, native, source.config_class.model_type)
-    # Whole components only: transformers 4.57 knows no dotted names here.
-    return kept | {path.removeprefix(f"{BASE}.").split(".")[0] for path in rows.paths()}
+    # transformers 4.57 knows no dotted names here, and refuses one that a config switched off.
+    paths = rows.paths(optional=release() >= 5)
+    return kept | {path.removeprefix(f"{BASE}.").split(".")[0] for path in paths}
 
 
 def _family(

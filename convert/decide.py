@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,8 +12,14 @@ from headswap.convert.classes import head_spec
 from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_name, text_field
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.labels import LabelSpace, label_space
+from headswap.heads import release
 from headswap.registry import Task, global_registry
-from headswap.registry.errors import ArchitectureError, CheckpointError, ConversionError
+from headswap.registry.errors import (
+    ArchitectureError,
+    CheckpointError,
+    ConversionError,
+    UnsupportedHeadError,
+)
 
 Value = TypeVar("Value")
 
@@ -72,6 +77,33 @@ def pooling_of(checkpoint: Checkpoint, task: Task) -> str | None:
     from headswap.convert.embedding import stored_pooling
 
     return stored_pooling(checkpoint)
+
+
+# What bidirectional decoders call their pooling in config.json.
+_CONFIG_POOLINGS = {"avg": "mean", "mean": "mean", "cls": "first", "last": "last", "eos": "last"}
+
+
+def is_bidirectional(checkpoint: Checkpoint) -> bool:
+    """Whether the config asks for a causal type to be run without its causal mask."""
+    causal = global_registry.is_causal(checkpoint.config.model_type)
+    return causal and checkpoint.raw.get("is_causal") is False
+
+
+def bidirectional_pooling(checkpoint: Checkpoint) -> str | None:
+    """The pooling that the config of a bidirectional decoder names; None where it names none.
+
+    Raises `UnsupportedHeadError` for a word that headswap does not know.
+    """
+    named = checkpoint.raw.get("pooling")
+    if named is None or not is_bidirectional(checkpoint):
+        return None
+    if named not in _CONFIG_POOLINGS:
+        raise UnsupportedHeadError(
+            f"{checkpoint.name}: config.json has pooling={named!r}; headswap knows "
+            f"{', '.join(_CONFIG_POOLINGS)}. Pass pooling=.",
+            pooling=named,
+        )
+    return _CONFIG_POOLINGS[named]
 
 
 def label_tokens(checkpoint: Checkpoint, options: Options) -> tuple[tuple[int, ...], Any]:
@@ -143,7 +175,7 @@ def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:
 
     transformers 5 finds it out by itself; 4.57 takes such a file for a damaged one.
     """
-    if importlib.util.find_spec("transformers.core_model_loading"):
+    if release() >= 5:
         return ""
     renames = getattr(cls.source_class, "_checkpoint_conversion_mapping", None)
     if cls.conversion.task == "embed" or renames:  # a class with renamings stores other prefixes

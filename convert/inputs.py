@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headswap.convert.conversion import text_field
 from headswap.heads import take
 from headswap.registry.errors import InputError
 
@@ -102,11 +103,16 @@ def _decoder_ids(model: Any, ids: Tensor) -> dict[str, Tensor]:
     return {}
 
 
-def switches(backbone: nn.Module, outputs: Mapping[str, bool | None]) -> dict[str, bool]:
-    """The given flags, and no cache where a backbone could keep one."""
-    known = inspect.signature(backbone.forward).parameters
+def switches(model: Any, outputs: Mapping[str, bool | None]) -> dict[str, bool]:
+    """The given flags, and no cache where the backbone of `model` could keep one.
+
+    Gemma 3n and its kin share keys between layers, in 4.57 by way of the cache, and keep theirs.
+    """
+    known = inspect.signature(model.backbone.forward).parameters
     any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
     given = {name: value for name, value in outputs.items() if value is not None}
+    if text_field(model.config, "num_kv_shared_layers"):
+        return given
     return {**given, "use_cache": False} if "use_cache" in known or any_name else given
 
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -24,7 +26,9 @@ from headswap.convert.decide import (
     Options,
     architecture_of,
     bare_prefix,
+    bidirectional_pooling,
     decide_labels,
+    is_bidirectional,
     label_tokens,
     pad_id_of,
     pooling_of,
@@ -32,6 +36,7 @@ from headswap.convert.decide import (
     task_of,
     with_prefix,
 )
+from headswap.convert.derive import probe_ids
 from headswap.convert.labels import LabelSpace
 from headswap.convert.loading import LoadingInfo, drop_reason, meta_state, read_class
 from headswap.convert.plan import Action, ConversionPlan, TensorPlan
@@ -39,7 +44,11 @@ from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
 from headswap.heads import HeadSpec
 from headswap.registry import global_registry
-from headswap.registry.errors import UnknownArchitectureError, WeightError
+from headswap.registry.errors import (
+    UnknownArchitectureError,
+    UnsupportedHeadError,
+    WeightError,
+)
 
 MOST = 6
 """Tensors that a plan's problems name one by one."""
@@ -61,8 +70,20 @@ class Job:
     def key_mapping(self) -> dict[str, str] | None:
         """Registered renamings of stored names, in the form that transformers' loader takes."""
         rules = global_registry.weight_rules(self.checkpoint.architecture or "")
+        renamed = {rule.pattern: rule.replacement for rule in rules} | self._inner_head
         own = getattr(self.serving.cls.source_class, "_checkpoint_conversion_mapping", None) or {}
-        return {**own, **{rule.pattern: rule.replacement for rule in rules}} if rules else None
+        return {**renamed, **own} if renamed else None
+
+    @cached_property
+    def _inner_head(self) -> dict[str, str]:
+        """The renaming of a head that is stored inside the language model and not beside it."""
+        cls = self.serving.cls
+        head = () if cls.conversion.task == "embed" else head_spec(cls, self.config).tensors()
+        stored = self.checkpoint.headers
+        absent = [name for name in head if name not in stored]
+        inner = {f"^{re.escape(at)}$": name for name in absent for at in stored
+                 if at.endswith(f".{name}")}  # fmt: skip
+        return inner if len(inner) == len(absent) else {}
 
     @cached_property
     def bare_prefix(self) -> str:
@@ -99,6 +120,8 @@ class Job:
         if self.pad_id is not None:
             # Not before: a class that is built with a pad id may zero that row of its embedding.
             model.config.get_text_config().pad_token_id = self.pad_id
+        if is_bidirectional(self.checkpoint):
+            check_bidirectional(model, self.checkpoint.name)
         return model if device is None else model.to(device)
 
     def plan(self) -> ConversionPlan:
@@ -147,6 +170,25 @@ class Job:
     @property
     def _derives(self) -> bool:
         return bool(self.serving.cls.conversion.label_ids)
+
+
+@torch.no_grad()
+def check_bidirectional(model: Any, name: str) -> None:
+    """Refuse a model that is to see the whole text and whose first state does not see its end."""
+    ids = probe_ids(model.config.get_text_config().vocab_size, model.device)
+    other = ids.clone()
+    other[0, -1] = ids[0, 0]
+    mask = torch.ones_like(ids)
+    first, changed = (
+        model.backbone(input_ids=i, attention_mask=mask)[0][:, 0] for i in (ids, other)
+    )
+    if torch.equal(first, changed):
+        raise UnsupportedHeadError(
+            f"{name}: config.json has is_causal=false, but {type(model.backbone).__name__} of the "
+            f"installed transformers {version('transformers')} runs causally all the same. Use a "
+            "newer release, or remove the field if the model is causal.",
+            field="is_causal",
+        )
 
 
 def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[TensorPlan]:
@@ -210,7 +252,10 @@ def decide(checkpoint: Checkpoint, options: Options) -> Job:
     conversion = Conversion(
         task=task,
         head=options.head or stored.get("head"),
-        pooling=options.pooling or stored.get("pooling") or pooling_of(checkpoint, task),
+        pooling=options.pooling
+        or stored.get("pooling")
+        or bidirectional_pooling(checkpoint)
+        or pooling_of(checkpoint, task),
         num_labels=options.num_labels,
         id2label=label_pairs(options.id2label) or words,
         problem_type=options.problem_type,

@@ -128,7 +128,7 @@ class ConvertedModel(PreTrainedModel):
         given.update(made(self, given))
         index = pooled_index(self.head_spec.pooling, real, ids, end_marks(self.config))
         self._say_difference(Tokens(ids, mask, real), index)
-        found = self.backbone(**given, **switches(self.backbone, outputs), return_dict=True)
+        found = self.backbone(**given, **switches(self, outputs), return_dict=True)
         rows = self._pooled(found, real, index)
         if order is not None and self.head_spec.pooling == "all":
             rows = take(rows, order.argsort(dim=1))

@@ -26,7 +26,7 @@ from headswap.heads.spec import (
     Softcap,
     When,
 )
-from headswap.heads.table import default_family, families, family, native_family
+from headswap.heads.table import default_family, families, family, native_family, release
 
 __all__ = [
     "Activation",
@@ -54,6 +54,7 @@ __all__ = [
     "pool",
     "pooled_index",
     "real_by_rule",
+    "release",
     "run_head",
     "take",
 ]

@@ -217,9 +217,11 @@ class HeadFamily:
             )
         return found
 
-    def paths(self) -> Iterator[str]:
-        """Paths of the layers that the head runs and that hold tensors, under any config."""
-        stored = (layer for layer in flat(self.layers) if isinstance(layer, Dense | Norm))
+    def paths(self, *, optional: bool = True) -> Iterator[str]:
+        """Paths of the layers that the head runs and that hold tensors, with those that a config
+        may switch off or without."""
+        layers = flat(self.layers) if optional else self.layers
+        stored = (layer for layer in layers if isinstance(layer, Dense | Norm))
         return (layer.path for layer in stored if not getattr(layer, "applied", False))
 
 

@@ -52,9 +52,8 @@ def native_family(
     `UnsupportedHeadError` for a class whose formula no row describes: its tensors' names alone
     don't tell the activation, so a guess could be silently wrong.
     """
-    release = version("transformers").split(".")[0]
     for row in families(task, registry):
-        if not row.model_types.isdisjoint((model_type, f"{model_type}@{release}")):
+        if not row.model_types.isdisjoint((model_type, f"{model_type}@{release()}")):
             return row
     if is_generic(cls):
         return default_family(task)
@@ -73,6 +72,11 @@ def default_family(
     if task == "token-classify":
         return TOKEN_SCORE
     return next((r for r in families(task, registry) if model_type in r.causal_types), SCORE)
+
+
+def release() -> int:
+    """The major release of the installed transformers."""
+    return int(version("transformers").split(".")[0])
 
 
 def is_generic(cls: type) -> bool:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ class Encoder:
         self.truncation = truncation
         self._full = copy.deepcopy(tokenizer)
         self._cut = copy.deepcopy(tokenizer)
-        _call(self._full, ["a"], None)
+        _check_end_mark(self._full, _call(self._full, ["a"], None)[0].ids)
         marks = self._full.num_special_tokens_to_add(pair=False)
         if truncation and limit.value is not None and limit.value > marks:
             self._shortened(["a"], None)
@@ -162,6 +164,30 @@ def _call(
     found = tokenizer(firsts, seconds, padding=False, verbose=False, **options)
     types = found.get("token_type_ids") or [None] * len(firsts)
     return [Encoded(i, t, len(i)) for i, t in zip(found["input_ids"], types, strict=True)]
+
+
+def _check_end_mark(tokenizer: Any, ids: list[int]) -> None:
+    """Warn of an end mark that one of the tokenizer's files asks for and another leaves out."""
+    if (
+        _asks_for_end_mark(tokenizer)
+        and tokenizer.eos_token_id is not None
+        and ids[-1:] != [tokenizer.eos_token_id]
+    ):
+        warnings.warn(
+            "tokenizer_config.json says add_eos_token=true, but the post-processor in "
+            f"tokenizer.json puts no {tokenizer.eos_token!r} behind a text, so none is there. If "
+            "the model was trained with it, mend the post-processor.",
+            stacklevel=4,
+        )
+
+
+def _asks_for_end_mark(tokenizer: Any) -> bool:
+    """What tokenizer_config.json says; newer transformers keep it off the loaded tokenizer."""
+    file = Path(str(tokenizer.name_or_path), "tokenizer_config.json")
+    said = tokenizer.init_kwargs.get("add_eos_token")
+    if said is None and file.is_file():
+        said = json.loads(file.read_text("utf-8")).get("add_eos_token")
+    return bool(said)
 
 
 def has_pair_scheme(tokenizer: Any) -> bool:

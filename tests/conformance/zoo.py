@@ -28,9 +28,8 @@ LENGTHS = (6, 12, 9, 5)
 def zoo_config(cls: Any, **more: Any) -> Any:
     """A small config of class `cls`, with pad id 1, begin 0, end 2 and a vocabulary of 99."""
     kind = cls.model_type
-    return cls(
-        **{**shrunk(cls, {**EXTRA.get(kind, {}), **EXTRA.get(f"{kind}@{MAJOR}", {})}), **more}
-    )
+    needs = {**EXTRA.get(kind, {}), **EXTRA.get(f"{kind}@{MAJOR}", {})}
+    return cls(**shrunk(cls, {**needs, **more}))
 
 
 def shrunk(cls: type, extra: dict[str, Any]) -> dict[str, Any]:

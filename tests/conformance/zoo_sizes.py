@@ -52,7 +52,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
                   "mamba_n_groups": 1, "mamba_chunk_size": 16},
     "funnel": {"block_sizes": [1, 1]},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 99,
+    # 4.57 shares keys between layers by way of the cache
+    "gemma3n_text": {"use_cache": True, "num_kv_shared_layers": 2, "num_hidden_layers": 4,
+                     "layer_types": ["sliding_attention", "full_attention"] * 2,
+                     "vocab_size_per_layer_input": 99,
                      "hidden_size_per_layer_input": 8, "laurel_rank": 8},
     "gemma4": {
                "text_config": {"vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8,
