@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import pytest
 import torch
 from zoo import TOKEN, batch, zoo_model
 from zoo_sizes import NO_MASK, NO_TOKENS_HERE
