@@ -71,6 +71,24 @@ def architecture_of(checkpoint: Checkpoint) -> str:
     )
 
 
+def language_model_of(checkpoint: Checkpoint, architecture: str) -> str:
+    """The causal class of a checkpoint that names a classification class and is to give the rows
+    of its label tokens: other tools rename a causal checkpoint so, and store no head."""
+    if _own_task(checkpoint) not in ("classify", "reward"):
+        return architecture
+    kind = checkpoint.config.model_type
+    for name in global_registry.by_model_type(kind):
+        if global_registry.get(name).task == "generate":
+            return name
+    return architecture
+
+
+def stored_head(checkpoint: Checkpoint, cls: Any) -> bool:
+    """Whether the output layer of the head that `cls` has is stored."""
+    spec = head_spec(cls, cls.conversion.apply(checkpoint.config))
+    return f"{spec.output.path}.weight" in checkpoint.headers
+
+
 def pooling_of(checkpoint: Checkpoint, task: Task) -> str | None:
     if task != "embed":
         return None

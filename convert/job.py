@@ -30,13 +30,16 @@ from headswap.convert.decide import (
     decide_labels,
     is_bidirectional,
     label_tokens,
+    language_model_of,
     pad_id_of,
     pooling_of,
+    stored_head,
     stored_twice,
     task_of,
     with_prefix,
 )
 from headswap.convert.derive import probe_ids
+from headswap.convert.intent import intended, without_intent
 from headswap.convert.labels import LabelSpace
 from headswap.convert.loading import LoadingInfo, drop_reason, meta_state, read_class
 from headswap.convert.plan import Action, ConversionPlan, TensorPlan
@@ -244,11 +247,23 @@ def prepare(path: Any, options: Options) -> Job:
 
 def decide(checkpoint: Checkpoint, options: Options) -> Job:
     """`prepare` for a checkpoint that is open already."""
+    asked, said = intended(
+        checkpoint,
+        options,
+        lambda: stored_head(checkpoint, _decided(checkpoint, options).serving.cls),
+    )
+    job = _decided(checkpoint, asked)
+    return replace(job, notes=(*job.notes, *said))
+
+
+def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     stored = marks(checkpoint.config)
     task = options.task or stored.get("task") or task_of(checkpoint)
     architecture = stock_name(architecture_of(checkpoint))
     config = checkpoint.config
     ids, words = label_tokens(checkpoint, options)
+    if ids:
+        architecture = language_model_of(checkpoint, architecture)
     conversion = Conversion(
         task=task,
         head=options.head or stored.get("head"),
@@ -277,6 +292,7 @@ def decide(checkpoint: Checkpoint, options: Options) -> Job:
             missing=(),
             unexpected=twice,
         )
+    config = without_intent(config) if ids else config
     pad_id, notes = pad_id_of(checkpoint, options)
     if options.template is not None:
         mark(config, template=options.template)
