@@ -25,10 +25,10 @@ from headswap.registry.errors import LabelError, UnsupportedHeadError
 # What causal classes do to their logits: field of the config -> power of its value
 # (Granite divides by logits_scaling; Cohere and Falcon-H1 multiply).
 _SCALES = {"logits_scaling": -1, "logit_scale": 1, "lm_head_multiplier": 1}
-# Gemma 2 and RecurrentGemma cap their logits, each under its own name.
-_CAPS = ("final_logit_softcapping", "logits_soft_cap")
-TOLERANCE = 1e-4
-"""Largest difference, relative to the largest logit, that fp32 rounding explains (it is ~1e-6)."""
+# Gemma 2, RecurrentGemma and xLSTM cap their logits, each under its own name.
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+TOLERANCE = 1e-5
+"""Largest difference, relative to the largest logit, that fp32 rounding explains (about 1e-6)."""
 _LOW_PRECISION_TOLERANCE = 5e-2
 
 
@@ -199,9 +199,17 @@ def check_derived(
     to its logits that headswap doesn't know.
     """
     probe = probe_ids(lm.config.get_text_config().vocab_size, lm.device)
+    mask = torch.ones_like(probe)
+    state = model.rows({"input_ids": probe, "attention_mask": mask}).values
+    width = model.get_submodule(model.head_spec.output.path).in_features
+    if state.shape[-1] != width:
+        raise UnsupportedHeadError(
+            f"{type(lm).__name__} has output rows of width {width} and states of width "
+            f"{state.shape[-1]}: layers stand between them that headswap does not know."
+        )
     logits = lm(input_ids=probe, use_cache=False).logits[:, -1, list(ids)].float()
     wanted = logits[:, 1:] - logits[:, :1] if method == "difference" else logits
-    found = model(input_ids=probe, attention_mask=torch.ones_like(probe)).logits
+    found = model(input_ids=probe, attention_mask=mask).logits
     difference = float((found - wanted).abs().max())
     low = lm.dtype in (torch.float16, torch.bfloat16)
     bound = (_LOW_PRECISION_TOLERANCE if low else TOLERANCE) * (1.0 + float(logits.abs().max()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from headswap.convert.classes import build_class, non_stock_name
 from headswap.convert.conversion import TASK_SUFFIX, Conversion
-from headswap.heads import default_family, native_family
+from headswap.heads import Activation, When, default_family, native_family
 from headswap.registry import Resolution, Task, global_registry
 from headswap.registry.errors import (
     ArchitectureError,
@@ -49,7 +49,14 @@ def serve(
     if source is not None and resolution.entry.architecture == architecture:
         served = source
     conversion = _normalised(conversion, resolution, served, native, model_type)
-    if native and conversion.head is None and _is_decoder_alone(architecture, served, model_type):
+    if (
+        native
+        and conversion.head is None
+        and (
+            _is_decoder_alone(architecture, served, model_type)
+            or (conversion.label_ids and not _scores_last_token(served, model_type))
+        )
+    ):
         conversion = replace(conversion, head=default_family(conversion.task).name)
     if conversion.head is not None and native:
         native = False
@@ -93,6 +100,13 @@ def _is_decoder_alone(architecture: str, native: Any, model_type: str | None) ->
         return False
     kind = model_type or native.config_class.model_type
     return native_family(kind, native, "classify").pooling == "eos"
+
+
+def _scores_last_token(native: Any, model_type: str | None) -> bool:
+    """Whether the class's own head is one linear on the last token, as output rows are."""
+    rows = native_family(model_type or native.config_class.model_type, native, "classify")
+    plain = not any(isinstance(layer, Activation | When) for layer in rows.layers)
+    return plain and rows.pooling not in ("first", "mean", "eos") and len(list(rows.paths())) == 1
 
 
 def _normalised(
