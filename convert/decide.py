@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from headswap.convert.aliases import stored_names
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.classes import head_spec
 from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_name, text_field
@@ -84,9 +85,9 @@ def language_model_of(checkpoint: Checkpoint, architecture: str) -> str:
 
 
 def stored_head(checkpoint: Checkpoint, cls: Any) -> bool:
-    """Whether the output layer of the head that `cls` has is stored."""
+    """Whether the head that `cls` has is stored, under whatever name."""
     spec = head_spec(cls, cls.conversion.apply(checkpoint.config))
-    return f"{spec.output.path}.weight" in checkpoint.headers
+    return bool(stored_names(checkpoint.headers, spec))
 
 
 def pooling_of(checkpoint: Checkpoint, task: Task) -> str | None:
@@ -147,13 +148,15 @@ def decide_labels(
         return config, None
     spec = head_spec(cls, config)
     tensor = f"{spec.output.path}.weight"
+    names = stored_names(checkpoint.headers, spec)
+    tensor = names.get(tensor, tensor)
     header = checkpoint.headers.get(tensor)
     if header is not None and cls.conversion.label_ids:
         raise ConversionError(
             f"{checkpoint.name} already has a head ({tensor}); drop label_tokens to use it, or "
             "convert the causal checkpoint that it was made from."
         )
-    biased = f"{spec.output.path}.bias" in checkpoint.headers
+    biased = f"{spec.output.path}.bias" in names
     if header is not None and biased and not spec.output.bias:
         mark(config, head_bias=True)
     if header is not None and len(header[0]) != 2:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headswap.convert.aliases import stored_family, stored_names
 from headswap.convert.checkpoint import Checkpoint, open_checkpoint, read_tensors
 from headswap.convert.classes import as_non_stock, head_spec
 from headswap.convert.conversion import (
@@ -73,20 +74,18 @@ class Job:
     def key_mapping(self) -> dict[str, str] | None:
         """Registered renamings of stored names, in the form that transformers' loader takes."""
         rules = global_registry.weight_rules(self.checkpoint.architecture or "")
-        renamed = {rule.pattern: rule.replacement for rule in rules} | self._inner_head
+        renamed = {rule.pattern: rule.replacement for rule in rules} | self._head_renames
         own = getattr(self.serving.cls.source_class, "_checkpoint_conversion_mapping", None) or {}
         return {**renamed, **own} if renamed else None
 
     @cached_property
-    def _inner_head(self) -> dict[str, str]:
-        """The renaming of a head that is stored inside the language model and not beside it."""
+    def _head_renames(self) -> dict[str, str]:
+        """The renamings of a head that is stored elsewhere than its class has it."""
         cls = self.serving.cls
-        head = () if cls.conversion.task == "embed" else head_spec(cls, self.config).tensors()
-        stored = self.checkpoint.headers
-        absent = [name for name in head if name not in stored]
-        inner = {f"^{re.escape(at)}$": name for name in absent for at in stored
-                 if at.endswith(f".{name}")}  # fmt: skip
-        return inner if len(inner) == len(absent) else {}
+        if cls.conversion.task == "embed" or cls.conversion.label_ids:
+            return {}
+        names = stored_names(self.checkpoint.headers, head_spec(cls, self.config))
+        return {f"^{re.escape(at)}$": name for name, at in names.items() if name != at}
 
     @cached_property
     def bare_prefix(self) -> str:
@@ -266,7 +265,7 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
         architecture = language_model_of(checkpoint, architecture)
     conversion = Conversion(
         task=task,
-        head=options.head or stored.get("head"),
+        head=options.head or stored.get("head") or stored_family(checkpoint),
         pooling=options.pooling
         or stored.get("pooling")
         or bidirectional_pooling(checkpoint)

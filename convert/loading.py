@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ def read_class(cls: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, Loa
         )  # fmt: skip
     if "gguf_file" in kwargs:
         _forget_packing(model)
+    _forget_renaming(model, kwargs.get("key_mapping") or {})
     mismatched = sorted((name, tuple(a), tuple(b)) for name, a, b in info["mismatched_keys"])
     missing = set(info["missing_keys"]) - {name for name, _, _ in mismatched}
     return model, LoadingInfo(
@@ -73,6 +74,15 @@ def _unpacked(kwargs: dict[str, Any]) -> dict[str, Any]:
     return (
         {"quantization_config": config(dequantize=True)} if "gguf_file" in kwargs and config else {}
     )
+
+
+def _forget_renaming(model: Any, ours: Mapping[str, str]) -> None:
+    """transformers 5 would undo the renamings that were asked for when it saves; the tensors are
+    saved under the class's own names."""
+    made = getattr(model, "_weight_conversions", None)
+    if made and ours:
+        targets = set(ours.values())
+        model._weight_conversions = [x for x in made if set(x.target_patterns) - targets]
 
 
 def _forget_packing(model: Any) -> None:

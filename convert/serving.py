@@ -60,7 +60,7 @@ def serve(
         conversion = replace(conversion, head=default_family(conversion.task).name)
     if conversion.head is not None and native:
         native = False
-        served = source if source is not None else _liftable(architecture, model_type)
+        served = source if source is not None else _liftable(architecture, resolution, model_type)
     lm_class = None
     if conversion.label_ids:
         lm_class = source if source is not None else _causal(architecture)
@@ -125,10 +125,14 @@ def _is_stock(native: bool, resolution: Resolution, conversion: Conversion) -> b
     return conversion.head is None and conversion.pooling is None and (native or implicit)
 
 
-def _liftable(architecture: str, model_type: str | None) -> Any:
+def _liftable(architecture: str, resolution: Resolution, model_type: str | None) -> Any:
     """The class whose backbone carries another head: the causal one, else the base class."""
-    if global_registry.get(architecture).task == "generate":
-        return global_registry.get(architecture).load()
+    try:
+        entry = global_registry.get(architecture)
+    except ArchitectureError:  # a name that a suffix rule serves
+        entry, architecture = resolution.entry, resolution.entry.architecture
+    if entry.task == "generate":
+        return entry.load()
     return global_registry.resolve(architecture, "embed", model_type=model_type).entry.load()
 
 

@@ -48,6 +48,11 @@ INKLING = HeadFamily(
 )
 """The score head on the state that the causal class feeds its output embedding."""
 
+SCORE_MLP = HeadFamily(
+    "score-mlp", "last", (Dense("score.0"), Activation("relu"), Dense("score.2", "labels"))
+)
+"""Two linears with a ReLU between: Qwen2.5's reward models."""
+
 CTRL = HeadFamily("ctrl", "last", (Dense("classifier", "labels", bias=False),), frozenset({"ctrl"}))
 """The score head under another name."""
 

@@ -35,6 +35,7 @@ HEADS: dict[str, Head] = {
         "roberta",
         "score",
         "score-by-count",
+        "score-mlp",
         "t5gemma",
         "xlm",
         "xlnet",
