@@ -12,7 +12,8 @@ from headswap.spyre.device import (
     detect,
     environment,
 )
-from headswap.spyre.errors import DeviceError, ShapeError
+from headswap.spyre.errors import CapacityError, DeviceError, ShapeError
+from headswap.spyre.pool import BlockPool, Lease, Usage
 from headswap.spyre.shapes import (
     Assignment,
     Run,
@@ -28,14 +29,18 @@ __all__ = [
     "SENDNN",
     "SPYRE",
     "Assignment",
+    "BlockPool",
+    "CapacityError",
     "DeviceError",
     "DeviceSpec",
     "Dialect",
+    "Lease",
     "Run",
     "Shape",
     "ShapeError",
     "ShapePlan",
     "Stack",
+    "Usage",
     "applied",
     "cost",
     "detect",

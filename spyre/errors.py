@@ -26,3 +26,10 @@ class ShapeError(HeadswapError, ValueError):
     rows: tuple[int, ...] = ()
     value: int | None = None
     limit: int | None = None
+
+
+class CapacityError(HeadswapError, ValueError):
+    """More blocks were asked for than there are; `needed` and `free` are the two numbers."""
+
+    needed: int = 0
+    free: int = 0
