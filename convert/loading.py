@@ -128,7 +128,7 @@ def check_head(model: Any, path: Any, info: LoadingInfo, allow_untrained: bool) 
         require_head(absent, path, type(model))
     if absent:
         _reset_norms(model, absent)
-        mark(model.config, untrained_head=True)
+        mark(model.config, untrained_head=list(absent))
 
 
 def _reset_norms(model: Any, absent: tuple[str, ...]) -> None:

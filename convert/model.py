@@ -85,7 +85,8 @@ class ConvertedModel(PreTrainedModel):
 
     @property
     def untrained_head(self) -> bool:
-        """Whether the head holds random numbers that no training step has touched yet."""
+        """Whether the head holds random numbers that no training has touched yet (the mark in the
+        config names the tensors)."""
         return bool(marks(self.config).get("untrained_head"))
 
     @classmethod

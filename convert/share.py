@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headswap.convert.classes import as_non_stock, lift
-from headswap.convert.conversion import inexact, mark, unmarked
+from headswap.convert.conversion import inexact, mark, marks, unmarked
 from headswap.convert.derive import DerivedHead, check_derived, derive_head
 from headswap.convert.model import ConvertedModel
 from headswap.registry.errors import ConversionError
@@ -34,7 +34,11 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
         cls = as_non_stock(cls)
     model = _without_data(cls, config)
     _share_backbone(model, source)
-    _materialise(model, source.device)
+    made = _materialise(model, source.device)
+    if marks(config).get("untrained_head"):
+        # Not the parts of a head that the source's backbone brought along, such as a pooler.
+        head = [name for name in model.head_spec.tensors() if name.rpartition(".")[0] in made]
+        mark(model.config, untrained_head=head or True)
     if derived:
         _fill(model, derived)
         check_derived(source, model.eval(), cls.conversion.label_ids, cls.conversion.method)
@@ -78,8 +82,10 @@ def _share_backbone(model: Any, source: PreTrainedModel) -> None:
     setattr(model, model.backbone_name, shared)
 
 
-def _materialise(model: Any, device: torch.device) -> None:
-    """Give real, initialised fp32 memory to the modules that the source did not have."""
+def _materialise(model: Any, device: torch.device) -> set[str]:
+    """Give real, initialised fp32 memory to the modules that the source did not have; their
+    names."""
+    made = set()
     for name, module in model.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if not any(tensor.is_meta for tensor in own):
@@ -93,6 +99,8 @@ def _materialise(model: Any, device: torch.device) -> None:
         module.reset_parameters()  # some families leave their norms to torch
         if isinstance(module, nn.Linear):
             model._init_weights(module)
+        made.add(name)
+    return made
 
 
 def _fill(model: Any, derived: DerivedHead) -> None:

@@ -38,6 +38,7 @@ _MODULES: dict[str, str] = {
     "as_seq_cls_model": "headswap.convert",
     "as_token_cls_model": "headswap.convert",
     "convert_checkpoint": "headswap.convert",
+    "fit_head": "headswap.text",
     "load": "headswap.convert",
     "plan": "headswap.convert",
     "resolve": "headswap.convert",

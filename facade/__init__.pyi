@@ -39,6 +39,7 @@ from headswap.registry import (
     WeightError,
     global_registry,
 )
+from headswap.text import fit_head
 
 __all__ = [
     "AdapterEntry",
@@ -71,6 +72,7 @@ __all__ = [
     "as_seq_cls_model",
     "as_token_cls_model",
     "convert_checkpoint",
+    "fit_head",
     "load",
     "plan",
     "register",

@@ -22,6 +22,7 @@ FUNCTIONS = {
     "as_seq_cls_model",
     "as_token_cls_model",
     "convert_checkpoint",
+    "fit_head",
     "load",
     "plan",
     "register",
@@ -92,6 +93,7 @@ CALLS: dict[str, tuple[int, tuple[str, ...]]] = {
     "headswap:load": (1, (*CHECKPOINT, "dtype", "device")),
     "headswap:plan": (1, CHECKPOINT),
     "headswap:convert_checkpoint": (2, CHECKPOINT),
+    "headswap:fit_head": (4, ("held_out", "penalties", "fold_temperature", "seed", "template")),
     "headswap:resolve": (1, ("task",)),
     "headswap:register": (1, ("target", "replace")),
     "headswap.convert:SequenceClassificationModel.forward": (

@@ -3,6 +3,7 @@
 
 from headswap.text.answers import Answer
 from headswap.text.classifier import Classifier
+from headswap.text.fit import FittedHead, fit_head
 from headswap.text.template import Template, parse_template
 
-__all__ = ["Answer", "Classifier", "Template", "parse_template"]
+__all__ = ["Answer", "Classifier", "FittedHead", "Template", "fit_head", "parse_template"]

@@ -74,7 +74,7 @@ class Classifier:
         given = [texts] if isinstance(texts, str) else list(texts)
         choice = self.activation if activation is None else self._choose(activation)
         rows = self.encode(given)
-        logits = self._logits(rows, progress)
+        logits = self.run(rows, self._logits, len(self.labels), progress)
         scores = apply_activation(logits, choice)
         return [
             self._answer(row, one, raw, top_k)
@@ -88,10 +88,17 @@ class Classifier:
     def _choose(self, activation: str | None) -> ActivationChoice:
         return choose_activation(self.model.config, num_labels=len(self.labels), call=activation)
 
-    def _logits(self, rows: Sequence[Encoded], progress: Progress | None) -> Tensor:
-        """fp32 logits `[texts, labels]` in the order of `rows`; like lengths share a batch."""
+    def run(
+        self,
+        rows: Sequence[Encoded],
+        function: Callable[[dict[str, Tensor]], Tensor],
+        width: int,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """What `function` gives for the model's inputs (`[batch, width]` each), as fp32
+        `[texts, width]` on the CPU, in the order of `rows`; like lengths share a batch."""
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        found = torch.empty(len(rows), len(self.labels))
+        found = torch.empty(len(rows), width)
         device = device_of(self.model)
         with evaluating(self.model), torch.inference_mode():
             for start in range(0, len(order), self.batch_size):
@@ -100,12 +107,15 @@ class Classifier:
                 if not self._segments:
                     batch.pop("token_type_ids", None)
                 batch = {name: value.to(device) for name, value in batch.items()}
-                logits = self.model(**batch).logits
-                check_columns(logits.shape, len(chosen), self.labels)
-                found[chosen] = logits.float().cpu()
+                found[chosen] = function(batch).float().cpu()
                 if progress is not None:
                     progress(start + len(chosen), len(rows))
         return found
+
+    def _logits(self, batch: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = self.model(**batch).logits
+        check_columns(logits.shape, len(batch["input_ids"]), self.labels)
+        return logits
 
     def _answer(
         self, row: Encoded, scores: list[float], logits: list[float], top_k: int | None
