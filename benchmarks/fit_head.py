@@ -172,20 +172,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name in ("vader", "polarity", "subjectivity"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--decoder-texts", type=int, default=2000, help="of each set, for SmolLM2")
+    parser.add_argument("--encoder-texts", type=int, help="at most, of each set (default: all)")
+    parser.add_argument("--decoder-texts", type=int, default=2000, help="the same, for SmolLM2")
+    parser.add_argument("--sets", nargs="*", help="names of sets (default: all)")
     parser.add_argument("--folder", type=Path, default=Path("smollm2-plain"))
-    parser.add_argument("--only", default="", help="run the models whose name starts so")
+    parser.add_argument("--only", default="", help="run the cases whose name starts so")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    encoder = locate(MINILM).parent
+    encoder, most = locate(MINILM).parent, options.encoder_texts
     cases = [
-        Case("MiniLM, mean + score", encoder, {"head": "score", "pooling": "mean"}, None),
-        Case("MiniLM, own pooler", encoder, {}, None),
+        Case("MiniLM, mean + score", encoder, {"head": "score", "pooling": "mean"}, most),
+        Case("MiniLM, own pooler", encoder, {}, most),
     ]
-    if "SmolLM2".startswith(options.only):
+    if options.only[:3] in "SmolLM2":
         decoder = plain(locate(SMOLLM2), options.folder)
         cases.append(Case("SmolLM2, score", decoder, {}, options.decoder_texts))
-    given = list(sets(options))
+    given = [one for one in sets(options) if one.name in (options.sets or one.name)]
     print(HEADER, flush=True)
     for case in cases:
         if case.name.startswith(options.only):

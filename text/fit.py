@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,15 +18,13 @@ from headswap.convert.conversion import mark, marks
 from headswap.convert.model import SequenceClassificationModel
 from headswap.heads import Activation, Dropout, choose_activation, pool, run_head
 from headswap.registry.errors import ConversionError, InputError, LabelError, UnsupportedHeadError
-from headswap.text.answers import label_names
 from headswap.text.classifier import Classifier, Progress
+from headswap.text.columns import label_columns
 from headswap.text.encode import Encoded, Text
 from headswap.text.logistic import Linear, best_temperature, choose_penalty, fit_linear, split
 
 PENALTIES = tuple(10 ** (-k / 2) for k in range(9))
 """Strengths of the L2 penalty that are tried: from 1 down to 0.0001, two a decade."""
-FEWEST = 4
-"""Texts that each label needs: one is held out, and the others make at least two folds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,9 @@ def fit_head(
     """
     _check_model(model)
     _check_options(held_out, penalties)
+    _say_untrained(model)
     given = list(texts)
-    columns, names = _columns(list(labels), len(given), model)
+    columns, names = label_columns(list(labels), len(given), model)
     classifier = Classifier(
         model, tokenizer=tokenizer, template=template, batch_size=batch_size,
         max_length=max_length, truncation=truncation,
@@ -127,11 +126,12 @@ def _check_model(model: Any) -> None:
             "one with headswap.as_seq_cls_model(...), or with headswap.load(path, "
             "task='classify', allow_untrained_head=True).",
         )
-    activation = choose_activation(model.config, num_labels=model.config.num_labels)
-    if model.config.num_labels < 2 or activation.name != "softmax":
+    count = int(model.config.num_labels or 0)
+    activation = choose_activation(model.config, num_labels=count)
+    if count < 2 or activation.name != "softmax":
         raise LabelError(
-            f"fit_head fits a softmax over two or more labels, but this model has "
-            f"{model.config.num_labels} and {activation.name} scores ({activation.reason}); "
+            f"fit_head fits a softmax over two or more labels, but this model has {count} and "
+            f" {activation.name} scores ({activation.reason}); "
             "convert with num_labels= of the labels' number and without problem_type.",
         )
     layer, after = _output(model), model.head_spec.layers[_place(model) + 1 :]
@@ -163,6 +163,19 @@ def _check_trained(model: Any) -> None:
         )
 
 
+def _say_untrained(model: Any) -> None:
+    """Warn of a stored layer that training has hardly ever touched: its bias would have moved."""
+    for layer in model.head_spec.dense[:-1]:
+        bias = model.get_submodule(layer.path).bias
+        if bias is not None and not bias.any():
+            warnings.warn(
+                f"The bias of {layer.path} is zero throughout, as initialisation leaves it, so the "
+                "checkpoint's layer is probably untrained, and the fit stands on it. An encoder "
+                "converted with head='score', pooling='mean' goes without.",
+                stacklevel=3,  # the line that called fit_head
+            )
+
+
 def _check_options(held_out: float, penalties: Sequence[float]) -> None:
     if not 0 < held_out < 1:
         raise ConversionError(f"held_out={held_out}; it is a share, more than 0 and less than 1.")
@@ -178,59 +191,6 @@ def _place(model: Any) -> int:
 
 def _output(model: Any) -> Any:
     return model.get_submodule(model.head_spec.output.path)
-
-
-# -- labels ---------------------------------------------------------------------------------------
-
-
-def _columns(labels: list[Any], texts: int, model: Any) -> tuple[list[int], tuple[str, ...]]:
-    """The column of each label, and the columns' names."""
-    if len(labels) != texts:
-        raise LabelError(f"{texts} texts and {len(labels)} labels; each text needs one.")
-    names = label_names(model.config)
-    if all(isinstance(label, str) for label in labels):
-        names = _named(sorted(set(labels)), names, model.conversion.id2label is not None)
-        columns = [names.index(label) for label in labels]
-    else:
-        columns = [_column(label, len(names)) for label in labels]
-    found = [columns.count(i) for i in range(len(names))]
-    if min(found) < FEWEST:
-        said = ", ".join(f"{name!r}: {n}" for name, n in zip(names, found, strict=True))
-        raise LabelError(
-            f"Each of the model's {len(names)} labels needs {FEWEST} texts or more; found {said}."
-        )
-    return columns, names
-
-
-def _named(given: list[str], names: tuple[str, ...], chosen: bool) -> tuple[str, ...]:
-    """The model's names if they are the labels', else the labels' where the model's say nothing
-    (transformers' LABEL_0, LABEL_1, ...)."""
-    if len(given) != len(names):
-        raise LabelError(
-            f"The labels have {len(given)} different names ({', '.join(given[:5])}), and the model "
-            f"has {len(names)} columns; convert with num_labels={max(2, len(given))}."
-        )
-    if set(given) == set(names):
-        return names
-    if chosen or names != tuple(f"LABEL_{i}" for i in range(len(names))):
-        raise LabelError(
-            f"The labels are {', '.join(given[:5])}, and the model's are {', '.join(names[:5])}; "
-            "use the model's names, or convert with id2label=."
-        )
-    return tuple(given)
-
-
-def _column(label: Any, count: int) -> int:
-    try:
-        column = operator.index(label)
-    except TypeError:
-        column = -1
-    if isinstance(label, bool) or not 0 <= column < count:
-        raise LabelError(
-            f"Label {label!r} is no column of the model, which has 0 to {count - 1}; labels must "
-            "be all names, or all columns."
-        )
-    return column
 
 
 # -- states, and the way back ---------------------------------------------------------------------
