@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from headswap.convert.bidirectional import bidirectional_pooling
 from headswap.convert.checkpoint import open_checkpoint
 from headswap.convert.classes import ConvertedClass
 from headswap.convert.conversion import Conversion, Method, label_pairs, stock_name
@@ -177,6 +178,8 @@ def _conversion(
         ids = label_token_ids(label_tokens, tokenizer, _vocabulary(source, tokenizer))
         if pairs is None:
             pairs = label_pairs(label_names(label_tokens, options.get("method")))
+    if not isinstance(source, type) and options.get("pooling") is None:
+        options["pooling"] = bidirectional_pooling(source.config)
     if task == "embed" and options.get("pooling") is None:
         options["pooling"] = default_pooling(cls.config_class.model_type)
     return Conversion(task=task, id2label=pairs, label_ids=ids, **options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -33,9 +34,8 @@ from headswap.heads import (
     default_family,
     family,
     native_family,
-    release,
 )
-from headswap.heads.spec import BASE, checked_pooling
+from headswap.heads.spec import checked_pooling
 from headswap.registry import Task
 from headswap.registry.errors import UnsupportedHeadError
 
@@ -88,21 +88,26 @@ def build_class(
         "source_class": source,
         "lm_class": lm_class,
         "native": native,
-        "_keep_in_fp32_modules_strict": _fp32_modules(source, conversion, native),
+        "_keep_in_fp32_modules_strict": set(
+            getattr(source, "_keep_in_fp32_modules_strict", None) or ()
+        ),
         "made_from": (source, conversion, name, native, lm_class),
     }
     return ConvertedClass(name, (_TASK_MODEL[conversion.task], parent), namespace)
 
 
-def _fp32_modules(source: Any, conversion: Conversion, native: bool) -> set[str]:
-    """Names of modules that stay fp32 whatever dtype is asked for: the source's, and the head."""
-    kept = set(getattr(source, "_keep_in_fp32_modules_strict", None) or ())
-    if conversion.task == "embed":
-        return kept
-    rows = _family(conversion.head, conversion.task, source, native, source.config_class.model_type)
-    # transformers 4.57 knows no dotted names here, and refuses one that a config switched off.
-    paths = rows.paths(optional=release() >= 5)
-    return kept | {path.removeprefix(f"{BASE}.").split(".")[0] for path in paths}
+def _keep_head_fp32(model: Any) -> None:
+    """Have the loader keep the head fp32 whatever dtype is asked for.
+
+    A layer that the family has in the backbone (BERT's pooler) follows the backbone, which runs it
+    too; the executor computes with it in fp32. The names are regular expressions to the loader,
+    pinned so that a layer called `dense` is not every `dense` of the backbone.
+    """
+    inside = f"{model.backbone_name}."
+    paths = (layer.path for layer in model.head_spec.stored)
+    pinned = {rf"(?<!.){re.escape(p)}(?![^.])" for p in paths if not p.startswith(inside)}
+    kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    model._keep_in_fp32_modules_strict = {*kept, *pinned}
 
 
 def _family(
@@ -155,6 +160,7 @@ def _init_native(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     self.source_class.__init__(self, config, *args, **kwargs)
     self.head_spec = head_spec(type(self), config)
     _fit_output(self, self.head_spec.output)
+    _keep_head_fp32(self)
 
 
 def _init_lifted(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -170,6 +176,7 @@ def _init_lifted(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     self.head_spec = head_spec(type(self), config)
     attach_head(self, self.head_spec, row_width(source))
     self.post_init()
+    _keep_head_fp32(self)
 
 
 def _without_pooler(source: type[PreTrainedModel]) -> dict[str, bool]:

@@ -19,7 +19,6 @@ from headswap.registry.errors import (
     ArchitectureError,
     CheckpointError,
     ConversionError,
-    UnsupportedHeadError,
 )
 
 Value = TypeVar("Value")
@@ -84,6 +83,13 @@ def language_model_of(checkpoint: Checkpoint, architecture: str) -> str:
     return architecture
 
 
+def is_decoder_alone(checkpoint: Checkpoint) -> bool:
+    """Whether a classifier of an encoder-decoder type holds the decoder only, as one made of a
+    `BartForCausalLM` does."""
+    made_here = bool(marks(checkpoint.config).get("head"))
+    return made_here and checkpoint.raw.get("is_encoder_decoder") is False
+
+
 def stored_head(checkpoint: Checkpoint, cls: Any) -> bool:
     """Whether the head that `cls` has is stored, under whatever name."""
     spec = head_spec(cls, cls.conversion.apply(checkpoint.config))
@@ -96,33 +102,6 @@ def pooling_of(checkpoint: Checkpoint, task: Task) -> str | None:
     from headswap.convert.embedding import stored_pooling
 
     return stored_pooling(checkpoint)
-
-
-# What bidirectional decoders call their pooling in config.json.
-_CONFIG_POOLINGS = {"avg": "mean", "mean": "mean", "cls": "first", "last": "last", "eos": "last"}
-
-
-def is_bidirectional(checkpoint: Checkpoint) -> bool:
-    """Whether the config asks for a causal type to be run without its causal mask."""
-    causal = global_registry.is_causal(checkpoint.config.model_type)
-    return causal and checkpoint.raw.get("is_causal") is False
-
-
-def bidirectional_pooling(checkpoint: Checkpoint) -> str | None:
-    """The pooling that the config of a bidirectional decoder names; None where it names none.
-
-    Raises `UnsupportedHeadError` for a word that headswap does not know.
-    """
-    named = checkpoint.raw.get("pooling")
-    if named is None or not is_bidirectional(checkpoint):
-        return None
-    if named not in _CONFIG_POOLINGS:
-        raise UnsupportedHeadError(
-            f"{checkpoint.name}: config.json has pooling={named!r}; headswap knows "
-            f"{', '.join(_CONFIG_POOLINGS)}. Pass pooling=.",
-            pooling=named,
-        )
-    return _CONFIG_POOLINGS[named]
 
 
 def label_tokens(checkpoint: Checkpoint, options: Options) -> tuple[tuple[int, ...], Any]:

@@ -37,6 +37,7 @@ def accepted(backbone: nn.Module, inputs: Mapping[str, Tensor | None]) -> dict[s
     # forward(*args, **kwargs) hands everything on (decoder wrappers); **kwargs alone ignores.
     any_name = any(p.kind is p.VAR_POSITIONAL for p in known.values())
     given = {name: value for name, value in inputs.items() if value is not None}
+    given.pop("use_cache", None)  # a classifier keeps none
     if "inputs" in known and "input_ids" not in known and "input_ids" in given:
         given["inputs"] = given.pop("input_ids")  # Perceiver
     for name in [n for n in given if n not in known]:
@@ -72,22 +73,62 @@ def moved(inputs: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
             "tokens; pad on the right.",
             rows=(),
         )
-    return {n: take(value, order) if n in ALIGNED else value for n, value in inputs.items()}
+    return {n: _taken(n, value, order) if n in ALIGNED else value for n, value in inputs.items()}
+
+
+def _taken(name: str, value: Tensor, order: Tensor) -> Tensor:
+    if value.shape[:2] == (1, order.shape[1]):  # one row for all, as positions often are
+        value = value.expand(order.shape[0], *value.shape[1:])
+    if value.shape[:2] != order.shape:
+        raise InputError(
+            f"{name} has shape {list(value.shape)}; expected {list(order.shape)} at its start, "
+            "since rows are padded on the left. Or pad on the right.",
+            rows=(),
+        )
+    return take(value, order)
+
+
+def moved_back(output: Any, back: Tensor) -> Any:
+    """The backbone's `output` with the tokens of its states and attentions where the caller has
+    them; what has not one entry a token stays."""
+    for name in ("last_hidden_state", "hidden_states", "attentions", "decoder_hidden_states",
+                 "decoder_attentions"):  # fmt: skip
+        value = output.get(name) if isinstance(output, Mapping) else None
+        if isinstance(value, Tensor):
+            output[name] = _back(value, back)
+        elif isinstance(value, tuple):
+            output[name] = tuple(_back(v, back) if isinstance(v, Tensor) else v for v in value)
+    return output
+
+
+def _back(value: Tensor, back: Tensor) -> Tensor:
+    if value.dim() == 3 and value.shape[:2] == back.shape:
+        return take(value, back)
+    if value.dim() == 4 and value.shape[2] == value.shape[3] == back.shape[1]:
+        rows = back[:, None].expand(-1, value.shape[1], -1)
+        value = value.gather(2, rows[..., None].expand(*value.shape))
+        return value.gather(3, rows[:, :, None].expand(*value.shape))
+    return value
 
 
 def made(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The inputs that a reference class makes by itself out of the ones `[batch, length]` that it
     is given, where the caller has not given them."""
     known = inspect.signature(model.backbone.forward).parameters
-    ids = inputs.get("input_ids")
-    if ids is None:
-        return {}
+    ids = inputs.get("input_ids", inputs.get("inputs"))
     if "decoder_input_ids" in known and "decoder_input_ids" not in inputs:
-        return _decoder_ids(model, ids)
+        if ids is None and "decoder_inputs_embeds" not in inputs:
+            raise InputError(
+                f"{type(model.backbone).__name__} reads the text in its decoder too; pass "
+                "input_ids, or decoder_input_ids beside inputs_embeds.",
+                rows=(),
+            )
+        return {} if ids is None else _decoder_ids(model, ids)
     first = model.head_spec.pooling == "first" and model.head_spec.layers
     if first and "global_attention_mask" in known and "global_attention_mask" not in inputs:
         # Longformer's classifier lets the token that it pools attend to the whole text.
-        attends = torch.zeros_like(ids)
+        like = inputs["inputs_embeds"][..., 0] if ids is None else ids
+        attends = torch.zeros_like(like, dtype=torch.long)
         attends[:, 0] = 1
         return {"global_attention_mask": attends}
     return {}

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from headswap.convert.aliases import stored_family, stored_names
+from headswap.convert.bidirectional import bidirectional_pooling
 from headswap.convert.checkpoint import Checkpoint, open_checkpoint, read_tensors
 from headswap.convert.classes import as_non_stock, head_spec
 from headswap.convert.conversion import (
@@ -27,9 +27,8 @@ from headswap.convert.decide import (
     Options,
     architecture_of,
     bare_prefix,
-    bidirectional_pooling,
     decide_labels,
-    is_bidirectional,
+    is_decoder_alone,
     label_tokens,
     language_model_of,
     pad_id_of,
@@ -39,7 +38,6 @@ from headswap.convert.decide import (
     task_of,
     with_prefix,
 )
-from headswap.convert.derive import probe_ids
 from headswap.convert.intent import intended, without_intent
 from headswap.convert.labels import LabelSpace
 from headswap.convert.loading import LoadingInfo, drop_reason, meta_state, read_class
@@ -50,7 +48,6 @@ from headswap.heads import HeadSpec
 from headswap.registry import global_registry
 from headswap.registry.errors import (
     UnknownArchitectureError,
-    UnsupportedHeadError,
     WeightError,
 )
 
@@ -122,8 +119,6 @@ class Job:
         if self.pad_id is not None:
             # Not before: a class that is built with a pad id may zero that row of its embedding.
             model.config.get_text_config().pad_token_id = self.pad_id
-        if is_bidirectional(self.checkpoint):
-            check_bidirectional(model, self.checkpoint.name)
         return model if device is None else model.to(device)
 
     def plan(self) -> ConversionPlan:
@@ -174,25 +169,6 @@ class Job:
         return bool(self.serving.cls.conversion.label_ids)
 
 
-@torch.no_grad()
-def check_bidirectional(model: Any, name: str) -> None:
-    """Refuse a model that is to see the whole text and whose first state does not see its end."""
-    ids = probe_ids(model.config.get_text_config().vocab_size, model.device)
-    other = ids.clone()
-    other[0, -1] = ids[0, 0]
-    mask = torch.ones_like(ids)
-    first, changed = (
-        model.backbone(input_ids=i, attention_mask=mask)[0][:, 0] for i in (ids, other)
-    )
-    if torch.equal(first, changed):
-        raise UnsupportedHeadError(
-            f"{name}: config.json has is_causal=false, but {type(model.backbone).__name__} of the "
-            f"installed transformers {version('transformers')} runs causally all the same. Use a "
-            "newer release, or remove the field if the model is causal.",
-            field="is_causal",
-        )
-
-
 def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[TensorPlan]:
     """What becomes of every stored tensor of `checkpoint`, and which ones `model` still lacks."""
     needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -209,7 +185,8 @@ def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[Tenso
         found.append(TensorPlan(name, "missing", needed.get(name, ()), "not in the checkpoint"))
     for name, stored, wanted in info.mismatched:
         reason = f"the class needs {list(wanted)}"
-        found.append(TensorPlan(name, "mismatched", stored, reason))
+        shape = stored or checkpoint.headers.get(name, ((), None))[0]
+        found.append(TensorPlan(name, "mismatched", shape, reason))
     return found
 
 
@@ -261,14 +238,14 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     architecture = stock_name(architecture_of(checkpoint))
     config = checkpoint.config
     ids, words = label_tokens(checkpoint, options)
-    if ids:
+    if ids or is_decoder_alone(checkpoint):
         architecture = language_model_of(checkpoint, architecture)
     conversion = Conversion(
         task=task,
         head=options.head or stored.get("head") or stored_family(checkpoint),
         pooling=options.pooling
         or stored.get("pooling")
-        or bidirectional_pooling(checkpoint)
+        or bidirectional_pooling(config)
         or pooling_of(checkpoint, task),
         num_labels=options.num_labels,
         id2label=label_pairs(options.id2label) or words,

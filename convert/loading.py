@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from headswap.convert.bidirectional import check_bidirectional
 from headswap.convert.conversion import mark
 from headswap.convert.model import require_head
 from headswap.heads import Norm
@@ -28,6 +29,7 @@ _DROPS = tuple(
         (r"^(cls|predictions|generator_predictions|discriminator_predictions|vocab_transform|"
          r"vocab_layer_norm|vocab_projector|lm_predictions|pred_layer|lm_loss|"
          r"mlm_bias_fc|output)\.", "pre-training head"),
+        (r"^funnel\.decoder\.", "decoder that a classifier does without"),
         (r"(^|\.)pooler\.", "pooler that this head does not use"),
         (r"(^|\.)(position_ids|token_type_ids)$", "buffer that is computed, not stored"),
         (r"\.rotary_emb\.inv_freq$|\.inv_freq$", "buffer that is computed, not stored"),
@@ -61,11 +63,19 @@ def read_class(cls: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, Loa
     if "gguf_file" in kwargs:
         _forget_packing(model)
     _forget_renaming(model, kwargs.get("key_mapping") or {})
-    mismatched = sorted((name, tuple(a), tuple(b)) for name, a, b in info["mismatched_keys"])
+    mismatched = sorted(_misshapen(item, model) for item in info["mismatched_keys"])
     missing = set(info["missing_keys"]) - {name for name, _, _ in mismatched}
     return model, LoadingInfo(
         tuple(sorted(missing)), tuple(sorted(info["unexpected_keys"])), tuple(mismatched)
     )
+
+
+def _misshapen(item: Any, model: Any) -> tuple[str, Any, Any]:
+    """Name, stored shape (None where the release does not say it, 4.57) and the needed one."""
+    if isinstance(item, str):
+        return item, None, tuple(model.state_dict()[item].shape)
+    name, stored, needed = item
+    return name, tuple(stored), tuple(needed)
 
 
 def _unpacked(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +115,7 @@ def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kw
     else:
         model, info = read_class(cls, path, *args, **kwargs)
         check_head(model, path, info, allow_untrained_head)
+        check_bidirectional(model)
     return (model, vars_of(info)) if wants_info else model
 
 
@@ -143,7 +154,8 @@ def check_tensors(cls: type, path: Any, info: LoadingInfo) -> None:
     if info.mismatched:
         name, stored, needed = info.mismatched[0]
         raise WeightError(
-            f"{path}: {name} has shape {list(stored)}, but {cls.__name__} needs {list(needed)} "
+            f"{path}: {name} has {'another shape' if stored is None else f'shape {list(stored)}'}, "
+            f"but {cls.__name__} needs {list(needed)} "
             f"({len(info.mismatched)} such). Check num_labels, id2label and the config's sizes.",
             missing=(),
             unexpected=tuple(name for name, _, _ in info.mismatched),

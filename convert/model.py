@@ -23,7 +23,7 @@ from transformers.modeling_outputs import (
 )
 
 from headswap.convert.conversion import Conversion, mark, marks
-from headswap.convert.inputs import accepted, made, moved, switches
+from headswap.convert.inputs import accepted, made, moved, moved_back, switches
 from headswap.convert.tokens import Tokens, difference, end_marks, real_tokens
 from headswap.heads import (
     HeadSpec,
@@ -33,7 +33,7 @@ from headswap.heads import (
     run_head,
     take,
 )
-from headswap.registry.errors import InputError, MissingHeadError
+from headswap.registry.errors import InputError, MissingHeadError, UnsupportedHeadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,10 @@ class ConvertedModel(PreTrainedModel):
         self._say_difference(Tokens(ids, mask, real), index)
         found = self.backbone(**given, **switches(self, outputs), return_dict=True)
         rows = self._pooled(found, real, index)
-        if order is not None and self.head_spec.pooling == "all":
-            rows = take(rows, order.argsort(dim=1))
+        if order is not None:
+            back = order.argsort(dim=1)
+            found = moved_back(found, back)
+            rows = take(rows, back) if self.head_spec.pooling == "all" else rows
         return Rows(rows, real, found)
 
     def _pooled(self, found: Any, real: Tensor, index: Tensor | None) -> Tensor:
@@ -140,6 +142,12 @@ class ConvertedModel(PreTrainedModel):
         if pooling in ("pooler", "logits"):
             own: Tensor = found.pooler_output if pooling == "pooler" else found.logits
             return own
+        if found[0].shape[1] != real.shape[1] and pooling != "first":
+            raise UnsupportedHeadError(
+                f"pooling={pooling!r} needs a state for every token, and "
+                f"{type(self.backbone).__name__} gives {found[0].shape[1]} for {real.shape[1]}.",
+                pooling=pooling,
+            )
         return pool(found[0], real.to(found[0].device), pooling, index)
 
     def _say_difference(self, tokens: Tokens, index: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import PreTrainedModel
 
+from headswap.convert.bidirectional import check_bidirectional
 from headswap.convert.classes import as_non_stock, lift
 from headswap.convert.conversion import inexact, mark, marks, unmarked
 from headswap.convert.derive import DerivedHead, check_derived, derive_head
@@ -42,6 +43,7 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
     if derived:
         _fill(model, derived)
         check_derived(source, model.eval(), cls.conversion.label_ids, cls.conversion.method)
+    check_bidirectional(model.eval())
     return model.train(source.training)
 
 
@@ -67,6 +69,9 @@ def _has_head(cls: Any) -> bool | None:
 def _share_backbone(model: Any, source: PreTrainedModel) -> None:
     """Put a copy of the source's backbone, over the same tensors, into `model`."""
     backbone = lift(source)
+    if type(backbone) is not type(model.backbone):
+        _adopt(model.backbone, backbone)
+        return
     tensors = [*backbone.parameters(), *backbone.buffers()]
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     memo[id(source.config)] = model.config
@@ -80,6 +85,24 @@ def _share_backbone(model: Any, source: PreTrainedModel) -> None:
         # The other way round: a pooler that this model does without, its head being elsewhere.
         setattr(shared, name, None)
     setattr(model, model.backbone_name, shared)
+
+
+def _adopt(fresh: nn.Module, backbone: nn.Module) -> None:
+    """Put the tensors of `backbone` into `fresh`, a smaller class of the same names (Funnel's
+    classifier does without the decoder). Raises `ConversionError` unless all of them are there."""
+    held = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
+    for path, module in fresh.named_modules():
+        for name, own in [*module._parameters.items(), *module._buffers.items()]:
+            found = held.get(f"{path}.{name}".lstrip("."))
+            if own is None:
+                continue
+            if found is None or found.shape != own.shape:
+                raise ConversionError(
+                    f"The source runs a {type(backbone).__name__}, and this conversion needs a "
+                    f"{type(fresh).__name__}, whose tensor {path}.{name} it does not have; load "
+                    "the checkpoint with headswap.load()."
+                )
+            (module._parameters if name in module._parameters else module._buffers)[name] = found
 
 
 def _materialise(model: Any, device: torch.device) -> set[str]:

@@ -37,6 +37,7 @@ def real_tokens(
     Raises `InputError` for a mask that can't be honoured, and where neither tells.
     """
     given = [tensor for tensor in (ids, embeds) if tensor is not None]
+    _check_shape(given[0], "input_ids" if embeds is None else "inputs_embeds", mask)
     shape, device = given[0].shape[:2], given[0].device
     if mask is not None and not torch.compiler.is_compiling():
         check_mask(mask, tuple(shape))
@@ -53,6 +54,18 @@ def real_tokens(
             rows=(),
         )
     return real_by_rule(ids, spec.reference_rule, pad)
+
+
+def _check_shape(given: Tensor, name: str, mask: Any) -> None:
+    wanted = 2 if name == "input_ids" else 3
+    if given.dim() != wanted or 0 in given.shape:
+        shape = "[batch, length]" if wanted == 2 else "[batch, length, hidden]"
+        raise InputError(
+            f"{name} has shape {list(given.shape)}; expected {shape} with a token at least.",
+            rows=(),
+        )
+    if mask is not None and not isinstance(mask, Tensor):
+        raise InputError(f"attention_mask is a {type(mask).__name__}; pass a tensor.", rows=())
 
 
 def difference(spec: HeadSpec, config: Any, tokens: Tokens, index: Tensor) -> str | None:

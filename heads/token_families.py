@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from headswap.heads.families import CLASSIFIER, DROPOUT
+from headswap.heads.families import CLASSIFIER
 from headswap.heads.prediction_families import prediction
-from headswap.heads.spec import Dense, Dropout, Field, HeadFamily
+from headswap.heads.spec import HEAD_DROPOUT, Dense, Dropout, Field, HeadFamily
+
+# What the generic token classifier and its kin read, and their rate where a config has none.
+_DROPOUT = Dropout(Field(("classifier_dropout", "hidden_dropout"), 0.1))
 
 TOKEN_SCORE = HeadFamily(
-    "token-score", "all", (DROPOUT, Dense("score", "labels")), task="token-classify"
+    "token-score", "all", (_DROPOUT, Dense("score", "labels")), task="token-classify"
 )
 """One linear on every token, as transformers' generic token classifier has it."""
 
 TOKEN_SCORE_UNBIASED = HeadFamily(
     "token-score-unbiased",
     "all",
-    (DROPOUT, Dense("score", "labels", bias=False)),
+    (_DROPOUT, Dense("score", "labels", bias=False)),
     frozenset({"qwen3_asr"}),
     task="token-classify",
 )
@@ -24,19 +27,28 @@ TOKEN_SCORE_UNBIASED = HeadFamily(
 TOKEN_CLASSIFIER = HeadFamily(
     "token-classifier",
     "all",
-    (DROPOUT, CLASSIFIER),
+    (Dropout(Field((*HEAD_DROPOUT, "hidden_dropout", "dropout"), 0.1)), CLASSIFIER),
     frozenset({"albert", "bert", "big_bird", "biogpt", "bloom", "bros", "camembert", "canine",
                "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra",
-               "ernie", "ernie_m", "esm", "eurobert", "falcon", "flaubert", "fnet", "funnel",
+               "ernie", "ernie_m", "esm", "falcon", "flaubert", "fnet", "funnel",
                "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gte", "ibert",
                "jina_embeddings_v3", "layoutlm", "lilt", "longformer", "luke", "markuplm", "mega",
                "megatron-bert", "mobilebert", "mpnet", "mpt", "mra", "mt5", "nezha", "nomic_bert",
                "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert",
                "roformer", "squeezebert", "t5", "ultrabert", "ultravbert", "umt5", "xlm",
-               "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod", "yoso"}),
+               "xlm-roberta", "xlm-roberta-xl", "xmod", "yoso"}),
     task="token-classify",
 )  # fmt: skip
 """The same under the name that encoders give it."""
+
+TOKEN_CLASSIFIER_PLAIN = HeadFamily(
+    "token-classifier-plain",
+    "all",
+    (CLASSIFIER,),
+    frozenset({"eurobert", "xlnet"}),
+    task="token-classify",
+)
+"""The same without dropout."""
 
 TOKEN_MODERNBERT = HeadFamily(
     "token-modernbert",

@@ -44,6 +44,7 @@ HEADS: dict[str, Head] = {
     **_heads(
         "token_families",
         "token-classifier",
+        "token-classifier-plain",
         "token-modernbert",
         "token-modernvbert",
         "token-score",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from zoo import SEQUENCE, batch, zoo_model
+from zoo import SEQUENCE, batch, check_dropout, zoo_model
 from zoo_sizes import NO_CLASS_HERE, PADS_COUNT
 
 import headswap
@@ -31,6 +31,7 @@ def test_the_class_s_own_logits(model_type: str, tmp_path: Any, counted: Any) ->
     reference.save_pretrained(tmp_path)
     reference = type(reference).from_pretrained(tmp_path, dtype=torch.float32).eval()
     model = headswap.load(tmp_path)
+    check_dropout(reference, model)
     rows, right = batch()
     _, left = batch(left=True)
     if model_type == "fnet":  # takes no mask: pads are text to it

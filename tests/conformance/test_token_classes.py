@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from zoo import TOKEN, batch, zoo_model
+from zoo import TOKEN, batch, check_dropout, zoo_model
 from zoo_sizes import NO_MASK, NO_TOKENS_HERE
 
 import headswap
@@ -30,6 +30,7 @@ def test_the_class_s_own_logits(model_type: str, tmp_path: Any, counted: Any) ->
     reference.save_pretrained(tmp_path)
     reference = type(reference).from_pretrained(tmp_path, dtype=torch.float32).eval()
     model = headswap.load(tmp_path)
+    check_dropout(reference, model)
     (_, right), (_, left) = batch(), batch(left=True)
     real, moved = right["attention_mask"].bool(), left["attention_mask"].bool()
     if model_type in NO_MASK:

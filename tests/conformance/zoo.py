@@ -17,6 +17,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from zoo_sizes import EXTRA, SIZES
 
+from headswap.heads import Dropout
+
 SEQUENCE = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 TOKEN = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
@@ -62,6 +64,15 @@ def zoo_model(model_type: str, table: Any, **more: Any) -> Any:
     config = CONFIG_MAPPING[model_type]
     config = config if issubclass(config, cls.config_class) else cls.config_class
     return shake(cls(zoo_config(config, **more)).float())
+
+
+def check_dropout(reference: Any, model: Any) -> None:
+    """The head drops at the rates that the class drops at, outside its backbone."""
+    inside = f"{model.backbone_name}."
+    own = {module.p for name, module in reference.named_modules()
+           if isinstance(module, torch.nn.Dropout) and not name.startswith(inside)}  # fmt: skip
+    found = {float(layer.rate) for layer in model.head_spec.layers if isinstance(layer, Dropout)}
+    assert found - {0.0} == own - {0.0}
 
 
 def batch(left: bool = False, seed: int = 0) -> tuple[list[list[int]], dict[str, torch.Tensor]]:
