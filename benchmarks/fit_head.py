@@ -184,7 +184,7 @@ def main() -> None:
         Case("MiniLM, mean + score", encoder, {"head": "score", "pooling": "mean"}, most),
         Case("MiniLM, own pooler", encoder, {}, most),
     ]
-    if options.only[:3] in "SmolLM2":
+    if "SmolLM2, score".startswith(options.only):
         decoder = plain(locate(SMOLLM2), options.folder)
         cases.append(Case("SmolLM2, score", decoder, {}, options.decoder_texts))
     given = [one for one in sets(options) if one.name in (options.sets or one.name)]

@@ -98,21 +98,29 @@ def fit_head(
     )  # fmt: skip
     rows = classifier.encode(given)
     states = _states(classifier, rows, progress)
-    fit, held = split(columns, held_out, seed)
+    fitted, found = _measured(states, columns, held_out, seed, penalties, model, names)
+    if fold_temperature:
+        found = _folded(found, fitted.temperature)
+    _fill(model, found, names, classifier.template)
+    return fitted
+
+
+def _measured(
+    states: Tensor, columns: list[int], held_out: float, seed: int, penalties: Sequence[float],
+    model: Any, names: tuple[str, ...],
+) -> tuple[FittedHead, Linear]:  # fmt: skip
+    """The fit on one part of `states` `[n, width]`, and its figures on the other."""
+    chosen, held = split(columns, held_out, seed)
     every, count, bias = torch.tensor(columns), len(names), _output(model).bias is not None
-    penalty = choose_penalty(states[fit], every[fit], count, penalties, bias)
-    found = _stored(fit_linear(states[fit], every[fit], count, penalty, bias))
+    penalty = choose_penalty(states[chosen], every[chosen], count, penalties, bias)
+    found = _stored(fit_linear(states[chosen], every[chosen], count, penalty, bias))
     logits, truth = found(states[held]), every[held]
     temperature = best_temperature(logits, truth)
-    loss, calibrated = _log_loss(logits, truth), None
-    if temperature is not None:
-        calibrated = _log_loss(logits / temperature, truth)
-    if fold_temperature:
-        found = _folded(found, temperature)
-    _fill(model, found, names, classifier.template)
+    calibrated = None if temperature is None else _log_loss(logits / temperature, truth)
     right = (logits.argmax(dim=1) == truth).double().mean().item()
-    return FittedHead(model, names, len(given), len(held), right, loss, temperature, calibrated,
-                      penalty, bias)  # fmt: skip
+    fitted = FittedHead(model, names, len(columns), len(held), right, _log_loss(logits, truth),
+                        temperature, calibrated, penalty, bias)  # fmt: skip
+    return fitted, found
 
 
 # -- what can be fitted ---------------------------------------------------------------------------
