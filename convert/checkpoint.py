@@ -3,30 +3,25 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from headswap.convert.conversion import stock_name
+from headswap.convert.fields import check_fields
 from headswap.convert.gguf import gguf_tokenizer
+from headswap.convert.weights import Header, read_json, read_shards
 from headswap.registry import global_registry
 from headswap.registry.errors import ArchitectureError, CheckpointError
 
-Header = tuple[tuple[int, ...], torch.dtype]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
                    "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
                    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
                    "chat_template.json")  # fmt: skip
 _DOWNLOADS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
-           "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
-           "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-           "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,12 @@ class Checkpoint:
     def headers(self) -> Mapping[str, Header]:
         """Shape and dtype of every stored tensor, read from headers; {} for GGUF (whose names are
         llama.cpp's and are translated when it is loaded)."""
-        return {} if self.gguf_file else read_headers(self.folder)
+        return {name: header for part in self.shards.values() for name, header in part.items()}
+
+    @cached_property
+    def shards(self) -> Mapping[Path, Mapping[str, Header]]:
+        """The same, file by file."""
+        return {} if self.gguf_file else read_shards(self.folder)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -87,12 +87,17 @@ def open_checkpoint(path: Any, *, trust_remote_code: bool = False) -> Checkpoint
     if gguf_file:
         config = _auto_config(folder, trust_remote_code, {}, gguf_file=gguf_file)
         return Checkpoint(folder, config, {}, gguf_file, trust_remote_code)
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
+    check_fields(raw, folder / "config.json")
     config = _read_config(folder, raw, trust_remote_code)
     return Checkpoint(folder, config, raw, trusted=trust_remote_code)
 
 
 def _locate(path: Any) -> tuple[Path, str | None]:
+    if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
+        raise CheckpointError(
+            f"{path!r} is no path; pass a folder, a .gguf file or a hub id.", path=str(path)
+        )
     folder = Path(path).expanduser()
     if folder.is_file() and folder.suffix == ".gguf":
         return folder.parent, folder.name
@@ -128,22 +133,10 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} can't be read as JSON: {error}", path=str(file)) from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} holds no JSON object.", path=str(file))
-    return found
-
-
 def _read_config(folder: Path, raw: Mapping[str, Any], trust: bool) -> Any:
     named = raw.get("architectures") or [None]
     known = _registered_config(stock_name(str(named[0]))) if named[0] else None
-    if known is not None:
-        return known.from_pretrained(str(folder))
-    return _auto_config(folder, trust, raw)
+    return _auto_config(folder, trust, raw, known)
 
 
 def _registered_config(architecture: str) -> Any:
@@ -155,10 +148,15 @@ def _registered_config(architecture: str) -> Any:
     return None if entry.owner == "transformers" else getattr(entry.load(), "config_class", None)
 
 
-def _auto_config(folder: Path, trust: bool, raw: Mapping[str, Any], **extra: Any) -> Any:
+def _auto_config(
+    folder: Path, trust: bool, raw: Mapping[str, Any], known: Any = None, **extra: Any
+) -> Any:
+    """The config in `folder`, as the class `known` (default: whichever its model type names)."""
     from transformers import AutoConfig
 
     try:
+        if known is not None:
+            return known.from_pretrained(str(folder))
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=trust, **extra)
     except ImportError as error:
         hint = " Install it with: pip install gguf" if "gguf" in str(error).lower() else ""
@@ -176,79 +174,3 @@ def _auto_config(folder: Path, trust: bool, raw: Mapping[str, Any], **extra: Any
         raise CheckpointError(
             f"{folder}: its config can't be read: {error}", path=str(folder)
         ) from error
-
-
-def read_headers(folder: Path) -> dict[str, Header]:
-    """Name -> (shape, dtype) of the tensors in `folder`, from headers alone.
-
-    safetensors (one file or sharded) first, then pickled .bin files, read with `weights_only`.
-    Raises `CheckpointError` for no weights, a damaged file, or an index that names a file outside
-    the folder.
-    """
-    for pattern, read in (("model*.safetensors", _safetensors), ("pytorch_model*.bin", _pickled)):
-        files = _files(folder, pattern)
-        if files:
-            headers: dict[str, Header] = {}
-            for file in files:
-                headers.update(_guarded(file, read))
-            return headers
-    raise CheckpointError(
-        f"{folder} has no model*.safetensors and no pytorch_model*.bin.", path=str(folder)
-    )
-
-
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor in `folder`, whose headers were read before; mapped where the format allows."""
-    from safetensors.torch import load_file
-
-    found: dict[str, torch.Tensor] = {}
-    for file in _files(folder, "model*.safetensors"):
-        found.update(load_file(file))
-    for file in [] if found else _files(folder, "pytorch_model*.bin"):
-        found.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    return found
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
-    index = folder / f"{pattern.replace('*', '')}.index.json"
-    if not index.exists():
-        single = folder / pattern.replace("*", "")
-        return [single] if single.exists() else []
-    names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not (folder / name).exists():
-            raise CheckpointError(
-                f"{index} names the file {name!r}, which is not a file in that folder.",
-                path=str(index),
-            )
-    return [folder / name for name in names]
-
-
-def _guarded(file: Path, read: Any) -> dict[str, Header]:
-    try:
-        found: dict[str, Header] = read(file)
-    except Exception as error:
-        raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
-    return found
-
-
-def _safetensors(file: Path) -> dict[str, Header]:
-    from safetensors import safe_open
-
-    with safe_open(str(file), framework="pt") as handle:
-        slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
-        return {
-            name: (tuple(part.get_shape()), _dtype(part.get_dtype()))
-            for name, part in slices.items()
-        }
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise ValueError(f"unknown dtype {name}")
-    return _DTYPES[name]
-
-
-def _pickled(file: Path) -> dict[str, Header]:
-    state = torch.load(file, map_location="meta", weights_only=True)
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}

@@ -19,6 +19,7 @@ from headswap.registry.errors import (
     ArchitectureError,
     CheckpointError,
     ConversionError,
+    LabelError,
 )
 
 Value = TypeVar("Value")
@@ -143,6 +144,8 @@ def decide_labels(
             f"{checkpoint.name}: {tensor} has shape {list(header[0])}; a head is [labels, hidden].",
             path=checkpoint.name,
         )
+    if header is not None and not header[0][0]:
+        raise LabelError(f"{checkpoint.name}: {tensor} has no rows, so there is no label.")
     rows = None if header is None or marks(config).get("difference") else header[0][0]
     labels = label_space(
         _raw(checkpoint), tensor, rows, cls.conversion.labels, cls.conversion.id2label is not None

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from headswap.convert.checkpoint import Checkpoint
+from headswap.convert.weights import parsed_json, read_json
 from headswap.heads import Pooling
 from headswap.registry import global_registry
-from headswap.registry.errors import UnsupportedHeadError
+from headswap.registry.errors import CheckpointError, UnsupportedHeadError
 
 # sentence-transformers' words for a pooling mode, in its old (flags) and new (name) spelling.
 _MODES: dict[str, Pooling] = {
@@ -32,14 +32,26 @@ def stored_pooling(checkpoint: Checkpoint) -> Pooling:
     modules = checkpoint.folder / "modules.json"
     if not modules.exists():
         return default_pooling(checkpoint.config.model_type)
-    for module in json.loads(modules.read_text(encoding="utf-8")):
-        if module.get("type", "").endswith("Pooling"):
-            return _mode(checkpoint.folder / module["path"] / "config.json")
+    for module in _modules(modules):
+        if str(module.get("type", "")).endswith("Pooling"):
+            return _mode(checkpoint.folder / str(module.get("path", "")) / "config.json")
     return default_pooling(checkpoint.config.model_type)
 
 
+def _modules(file: Path) -> list[dict[str, Any]]:
+    """What modules.json lists; `CheckpointError` if it is no list of objects within the folder."""
+    found = parsed_json(file)
+    if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
+        raise CheckpointError(f"{file} holds no list of objects.", path=str(file))
+    for module in found:
+        path = PurePosixPath(str(module.get("path", "")))
+        if path.is_absolute() or ".." in path.parts:
+            raise CheckpointError(f"{file} names {path}, outside its folder.", path=str(file))
+    return found
+
+
 def _mode(file: Path) -> Pooling:
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    config = read_json(file)
     flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     named = config.get("pooling_mode")
     chosen = flags or ([named] if isinstance(named, str) else list(named or []))

@@ -13,7 +13,7 @@ import torch
 
 from headswap.convert.aliases import stored_family, stored_names
 from headswap.convert.bidirectional import bidirectional_pooling
-from headswap.convert.checkpoint import Checkpoint, open_checkpoint, read_tensors
+from headswap.convert.checkpoint import Checkpoint, open_checkpoint
 from headswap.convert.classes import as_non_stock, head_spec
 from headswap.convert.conversion import (
     Conversion,
@@ -40,10 +40,18 @@ from headswap.convert.decide import (
 )
 from headswap.convert.intent import intended, without_intent
 from headswap.convert.labels import LabelSpace
-from headswap.convert.loading import LoadingInfo, drop_reason, meta_state, read_class
+from headswap.convert.loading import (
+    LoadingInfo,
+    check_place,
+    drop_reason,
+    head_tensors,
+    meta_state,
+    read_class,
+)
 from headswap.convert.plan import Action, ConversionPlan, TensorPlan
 from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
+from headswap.convert.weights import check_finite, check_numbers, read_tensors
 from headswap.heads import HeadSpec
 from headswap.registry import global_registry
 from headswap.registry.errors import (
@@ -109,6 +117,7 @@ class Job:
 
     def load(self, dtype: torch.dtype | None = None, device: Any = None) -> Any:
         """The converted model in eval mode, every tensor accounted for."""
+        check_place(dtype, device)
         source, extra = self.source()
         model = self.serving.cls.from_pretrained(
             source,
@@ -116,6 +125,7 @@ class Job:
             dtype=dtype or torch.float32,
             **extra,
         )
+        check_finite(head_tensors(model), self.checkpoint.name)
         if self.pad_id is not None:
             # Not before: a class that is built with a pad id may zero that row of its embedding.
             model.config.get_text_config().pad_token_id = self.pad_id
@@ -256,6 +266,8 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     remote = None
     if not _known(architecture):
         remote = resolve_remote(checkpoint, architecture, task, options.trust_remote_code)
+    if not getattr(config, "quantization_config", None):
+        check_numbers(checkpoint.headers, drop_reason, checkpoint.name)
     serving = serve(architecture, conversion, config.model_type, resolution=remote)
     config, labels = decide_labels(checkpoint, serving.cls, options)
     if inexact(config):

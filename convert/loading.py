@@ -19,7 +19,12 @@ from headswap.convert.bidirectional import check_bidirectional
 from headswap.convert.conversion import mark
 from headswap.convert.model import require_head
 from headswap.heads import Norm
-from headswap.registry.errors import WeightError
+from headswap.registry.errors import (
+    CheckpointError,
+    ConversionError,
+    HeadswapError,
+    WeightError,
+)
 
 # Tensors that a converted model has no use for, each with the reason that the report gives.
 _DROPS = tuple(
@@ -54,7 +59,7 @@ def drop_reason(name: str) -> str | None:
 
 def read_class(cls: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, LoadingInfo]:
     """transformers' own `from_pretrained` of `cls`, and what it found; judges nothing."""
-    with _quiet_loader():
+    with _quiet_loader(), _named_faults(cls, path):
         load: Any = PreTrainedModel.from_pretrained  # ours overrides it in converted classes
         model, info = load.__func__(
             cls, path, *args, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -76,6 +81,21 @@ def _misshapen(item: Any, model: Any) -> tuple[str, Any, Any]:
         return item, None, tuple(model.state_dict()[item].shape)
     name, stored, needed = item
     return name, tuple(stored), tuple(needed)
+
+
+@contextlib.contextmanager
+def _named_faults(cls: Any, path: Any) -> Iterator[None]:
+    """Say which checkpoint and class it was where torch refuses a size or an id of a config."""
+    try:
+        yield
+    except HeadswapError:
+        raise
+    except (ArithmeticError, AssertionError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path or 'The checkpoint'} can't be loaded as {cls.__name__}: {error}. Check the "
+            "sizes and pad_token_id in config.json, and the memory at hand.",
+            path=str(path),
+        ) from error
 
 
 def _unpacked(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -203,6 +223,26 @@ def _quiet_loader() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeFilter(keep)
+
+
+def check_place(dtype: Any, device: Any) -> None:
+    """`ConversionError` for a dtype that no backbone runs in, or a device that is not here."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConversionError(
+            f"dtype={dtype!r}; pass a floating torch dtype such as torch.bfloat16.", option="dtype"
+        )
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # torch raises what its backends raise
+        raise ConversionError(
+            f"device={device!r} can't be used: {error}", option="device"
+        ) from error
+
+
+def head_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The parameters of `model`'s head, by name."""
+    names = () if model.conversion.task == "embed" else model.head_spec.tensors()
+    return {name: model.get_parameter(name).detach() for name in names}
 
 
 def meta_state(headers: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
