@@ -148,19 +148,28 @@ def derive_head(lm: PreTrainedModel, ids: tuple[int, ...], method: Method | None
             f"{type(lm).__name__} has no linear output embedding, so label tokens have no rows; "
             "load a causal language model."
         )
-    _check_range(ids, output.weight.shape[0])
-    scale = _scale(lm.config)
+    check_range(ids, output.weight.shape[0])
     index = torch.tensor(ids, device=output.weight.device)
-    weight = output.weight.detach().index_select(0, index).float() * scale
-    bias = None
-    if output.bias is not None:
-        bias = output.bias.detach().index_select(0, index).float() * scale
+    weight = output.weight.detach().index_select(0, index)
+    bias = None if output.bias is None else output.bias.detach().index_select(0, index)
+    return head_of_rows(weight, bias, lm.config, ids, method, type(lm).__name__)
+
+
+def head_of_rows(
+    rows: Tensor, bias: Tensor | None, config: Any, ids: tuple[int, ...], method: Method | None,
+    who: str,
+) -> DerivedHead:  # fmt: skip
+    """The head of output rows `[labels, hidden]` (and bias `[labels]`) of tokens `ids`, as stored,
+    of a causal class called `who`; errors as in `derive_head`."""
+    scale = _scale(config)
+    weight = rows.float() * scale
+    bias = None if bias is None else bias.float() * scale
     if not bool(weight.any()):
         raise UnsupportedHeadError(
-            f"The output rows of tokens {list(ids)} in {type(lm).__name__} are all zero; the "
+            f"The output rows of tokens {list(ids)} in {who} are all zero; the "
             "checkpoint's output matrix was not stored or not loaded."
         )
-    cap = next((c for c in (_text_field(lm.config, name) for name in _CAPS) if c), None)
+    cap = next((c for c in (_text_field(config, name) for name in _CAPS) if c), None)
     if method != "difference":
         return DerivedHead(weight, bias, softcap=cap)
     if cap is not None:  # not linear any more: both rows stay, the cap comes before subtracting
@@ -168,7 +177,8 @@ def derive_head(lm: PreTrainedModel, ids: tuple[int, ...], method: Method | None
     return DerivedHead(weight[1:] - weight[:1], None if bias is None else bias[1:] - bias[:1])
 
 
-def _check_range(ids: tuple[int, ...], vocabulary: int) -> None:
+def check_range(ids: tuple[int, ...], vocabulary: int) -> None:
+    """`LabelError` for an id that an output matrix of `vocabulary` rows does not have."""
     for index in ids:
         if not 0 <= index < vocabulary:
             raise LabelError(

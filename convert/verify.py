@@ -212,11 +212,16 @@ def _token_logits(job: Job) -> tuple[str, Reference]:
     model = _read(job, cls)
 
     def reference(rows: Sequence[Row]) -> Tensor:
-        states: Tensor = model(**dict(batch(model.config, rows))).logits
-        logits = _last(states, rows)[:, list(conversion.label_ids)].float()
-        return logits[:, 1:] - logits[:, :1] if conversion.method == "difference" else logits
+        return token_logits(model, rows, conversion)
 
     return f"{cls.__name__}'s own token logits", reference
+
+
+def token_logits(lm: Any, rows: Sequence[Row], conversion: Any) -> Tensor:
+    """fp32 logits `[rows, labels]` that the causal model `lm` itself gives to the label tokens."""
+    states: Tensor = lm(**dict(batch(lm.config, rows))).logits
+    logits = _last(states, rows)[:, list(conversion.label_ids)].float()
+    return logits[:, 1:] - logits[:, :1] if conversion.method == "difference" else logits
 
 
 def _formula(job: Job) -> tuple[str, Reference, bool]:

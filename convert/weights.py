@@ -147,12 +147,13 @@ def _safetensors(file: Path) -> dict[str, Header]:
     with safe_open(str(file), framework="pt") as handle:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
         return {
-            name: (tuple(part.get_shape()), _dtype(part.get_dtype()))
+            name: (tuple(part.get_shape()), safetensors_dtype(part.get_dtype()))
             for name, part in slices.items()
         }
 
 
-def _dtype(name: str) -> torch.dtype:
+def safetensors_dtype(name: str) -> torch.dtype:
+    """torch's word for safetensors'; `ValueError` if it has none."""
     if name not in _DTYPES:
         raise ValueError(f"unknown dtype {name}")
     return _DTYPES[name]

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
 from headswap.convert.conversion import INEXACT, marks, text_field
 from headswap.convert.decide import Options
 from headswap.convert.gguf import save_tokenizer
 from headswap.convert.job import Job, prepare
-from headswap.convert.plan import ConversionReport
+from headswap.convert.plan import ConversionPlan, ConversionReport
+from headswap.convert.stream import Stream, obstacle, stream, write_stream
+from headswap.convert.stream_check import wanted_logits, written_logits
 from headswap.convert.verify import TOLERANCE, run, sample_rows
 from headswap.registry.errors import CheckpointError, ConversionError, UnsupportedHeadError
 
@@ -43,14 +46,60 @@ def convert_checkpoint(
         raise ConversionError(
             "An embedder has no head to store; its checkpoint is the one that you have."
         )
+    plan = job.plan()
+    reason, made, wanted = _streamed(job, plan, dtype)
+    if made is None or wanted is None:
+        return _over_a_model(job, plan, target, dtype, reason)
+    notes = (*plan.notes, *_prepare_config(job, made.config))
+    with written_beside(target) as folder:
+        write_stream(made, folder)
+        made.config.save_pretrained(folder)
+        _copy_tokenizer(job, folder)
+        with torch.inference_mode():
+            parity = _difference(written_logits(job, folder), wanted)
+    return _report(job, plan, target, parity, notes)
+
+
+def _streamed(
+    job: Job, plan: ConversionPlan, dtype: torch.dtype | None
+) -> tuple[str, Stream | None, Tensor | None]:
+    """The conversion as a copy, and the logits it must give; without them, why it can't be one."""
+    reason = obstacle(job, dtype) or ("" if plan.ok else "the plan has problems")
+    made = None if reason else stream(job)
+    if made is None:
+        return reason or "loading renames or changes its tensors", None, None
+    try:
+        with torch.inference_mode():
+            return "", made, wanted_logits(job, made)
+    except (KeyError, NotImplementedError, RuntimeError, ValueError) as error:
+        return f"its layers do not run one by one ({type(error).__name__})", None, None
+
+
+def _over_a_model(
+    job: Job, plan: ConversionPlan, target: Path, dtype: torch.dtype | None, reason: str
+) -> ConversionReport:
+    """The conversion by loading the whole model and saving it."""
     model = job.load(dtype or stored_dtype(job.checkpoint))
     _refuse_inexact(job, model)
-    notes = [*job.notes, *_pad_for_stock(job, model)]
+    notes = [
+        *plan.notes,
+        f"the whole model was loaded: {reason}",
+        *_pad_for_stock(job, model.config),
+    ]
     with written_beside(target) as folder:
         model.save_pretrained(folder)
         _copy_tokenizer(job, folder)
         parity = _parity(job, model, folder)
-    return _report(job, model, target, parity, tuple(notes))
+    return _report(job, plan, target, parity, tuple(notes))
+
+
+def _prepare_config(job: Job, config: Any) -> list[str]:
+    """What `save_pretrained` of a model would write into its config."""
+    config.architectures = [job.serving.cls.__name__]
+    config.dtype = stored_dtype(job.checkpoint)
+    if job.pad_id is not None:
+        config.get_text_config().pad_token_id = job.pad_id
+    return _pad_for_stock(job, config)
 
 
 def stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -81,15 +130,15 @@ def _refuse_inexact(job: Job, model: Any) -> None:
             )
 
 
-def _pad_for_stock(job: Job, model: Any) -> list[str]:
+def _pad_for_stock(job: Job, config: Any) -> list[str]:
     """Give a stock score head the pad id without which it refuses batches."""
-    if not job.serving.stock or text_field(model.config, "pad_token_id") is not None:
+    if not job.serving.stock or text_field(config, "pad_token_id") is not None:
         return []
-    eos = text_field(model.config, "eos_token_id")
+    eos = text_field(config, "eos_token_id")
     eos = eos[0] if isinstance(eos, list) else eos
     if eos is None:
         return ["no pad_token_id: stock transformers takes batches of one only"]
-    model.config.get_text_config().pad_token_id = eos
+    config.get_text_config().pad_token_id = eos
     return [f"pad_token_id set to the end mark {eos}, since neither config nor tokenizer has one"]
 
 
@@ -127,6 +176,11 @@ def _parity(job: Job, model: Any, folder: Path) -> float:
     model = model.float()
     found = torch.cat([run(reread, batch, "right") for batch in batches])
     wanted = torch.cat([run(model, batch, "right") for batch in batches])
+    return _difference(found, wanted)
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference; `ConversionError` where rounding does not explain it."""
     difference = float((found - wanted).abs().max())
     if not difference <= TOLERANCE * (1 + float(wanted.abs().max())):
         raise ConversionError(
@@ -147,17 +201,15 @@ def _reread(job: Job, folder: Path) -> Any:
 
 
 def _report(
-    job: Job, model: Any, target: Path, parity: float, notes: tuple[str, ...]
+    job: Job, plan: ConversionPlan, target: Path, parity: float, notes: tuple[str, ...]
 ) -> ConversionReport:
-    plan = job.plan()
-
     def named(action: str) -> tuple[str, ...]:
         return tuple(t.name for t in plan.tensors if t.action == action)
 
     return ConversionReport(
         source=job.checkpoint.name,
         target=str(target),
-        architecture=type(model).__name__,
+        architecture=job.serving.cls.__name__,
         used=named("used"),
         renamed=named("renamed"),
         derived=named("derived"),
