@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headswap.convert.beside import checked_target, written_beside
 from headswap.convert.checkpoint import TOKENIZER_FILES, Checkpoint
 from headswap.convert.conversion import INEXACT, marks, text_field
 from headswap.convert.decide import Options
@@ -23,7 +21,7 @@ from headswap.convert.plan import ConversionPlan, ConversionReport
 from headswap.convert.stream import Stream, obstacle, stream, write_stream
 from headswap.convert.stream_check import wanted_logits, written_logits
 from headswap.convert.verify import TOLERANCE, run, sample_rows
-from headswap.registry.errors import CheckpointError, ConversionError, UnsupportedHeadError
+from headswap.registry.errors import ConversionError, UnsupportedHeadError
 
 
 def convert_checkpoint(
@@ -39,8 +37,7 @@ def convert_checkpoint(
     a stock checkpoint cannot express, `ConversionError` if the written checkpoint does not give the
     same logits, and whatever `load` raises.
     """
-    target = Path(out).expanduser()
-    _check_target(target)
+    target = checked_target(out)
     job = prepare(path, Options(**options))
     if job.serving.cls.conversion.task == "embed":
         raise ConversionError(
@@ -111,14 +108,6 @@ def stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
     return sizes.most_common(1)[0][0] if sizes else torch.float32
 
 
-def _check_target(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(
-            f"{target} exists already; nothing was written. Choose another folder or remove it.",
-            path=str(target),
-        )
-
-
 def _refuse_inexact(job: Job, model: Any) -> None:
     for field, what in INEXACT.items():
         if marks(model.config).get(field):
@@ -140,20 +129,6 @@ def _pad_for_stock(job: Job, config: Any) -> list[str]:
         return ["no pad_token_id: stock transformers takes batches of one only"]
     config.get_text_config().pad_token_id = eos
     return [f"pad_token_id set to the end mark {eos}, since neither config nor tokenizer has one"]
-
-
-@contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` that becomes `target` at the end, or is removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        folder.replace(target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _copy_tokenizer(job: Job, folder: Path) -> None:
