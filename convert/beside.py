@@ -20,10 +20,11 @@ from safetensors import SafetensorError
 
 from headswap.registry.errors import CheckpointError
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # Windows: nothing is locked, and leftovers of a killed run stay
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 
 def checked_target(out: Any) -> Path:

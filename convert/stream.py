@@ -9,12 +9,13 @@ renamings, another dtype) takes the way over a model; `obstacle` says why.
 from __future__ import annotations
 
 import copy
+import io
 import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -59,7 +60,7 @@ class Piece:
 def _read(source: BinaryIO, start: int, size: int, dtype: torch.dtype) -> Tensor:
     buffer = bytearray(size)
     source.seek(start)
-    if source.readinto(buffer) != size:
+    if cast(io.BufferedReader, source).readinto(buffer) != size:
         raise OSError(f"{source.name} ends early")
     return torch.frombuffer(buffer, dtype=dtype) if size else torch.empty(0, dtype=dtype)
 
@@ -136,8 +137,8 @@ def stream(job: Job) -> Stream | None:
 def _output_matrix(lm_class: Any, config: Any, stored: Mapping[str, Piece]) -> str | None:
     """The stored name of the matrix whose rows are token logits; None where that is not plain."""
     lm = empty_model(lm_class, config)
-    layer = lm.get_output_embeddings()
-    if not isinstance(layer, nn.Linear) or layer.bias is not None:
+    layer: Any = lm.get_output_embeddings()
+    if not isinstance(layer, nn.Linear) or getattr(layer, "bias", None) is not None:
         return None
     names = {id(module): name for name, module in lm.named_modules()}
     own = f"{names[id(layer)]}.weight"
