@@ -17,6 +17,7 @@ from headswap.convert.decide import Options
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.embedding import default_pooling
 from headswap.convert.job import prepare
+from headswap.convert.parallel import TpPlan
 from headswap.convert.plan import ConversionPlan
 from headswap.convert.serving import serve, serve_class
 from headswap.convert.share import convert_model
@@ -198,6 +199,7 @@ def load(
     task: Task | None = None,
     dtype: torch.dtype | None = None,
     device: Any = None,
+    tp_plan: TpPlan = None,
     label_tokens: Sequence[str | int] | None = None,
     method: Method | None = None,
     num_labels: int | None = None,
@@ -217,19 +219,22 @@ def load(
     `label_tokens`, `method`, `head`, `pooling`: see `as_seq_cls_model`. `template` is stored
     with the model for `headswap.text`.
 
+    `tp_plan="auto"`, called by every process of a `torchrun`, splits the backbone by transformers'
+    own plan; the head is whole in each, and so are the logits.
+
     Every stored tensor is used, renamed by transformers' rules or dropped for a known reason.
     Raises `MissingHeadError`, `WeightError`, `LabelError`, `CheckpointError` or the
     registry's errors, each with what was asked, what was found and what to do.
     """
     options = Options(task, label_tokens, method, num_labels, id2label, problem_type, head, pooling,
                       template, tokenizer, allow_untrained_head, trust_remote_code)  # fmt: skip
-    return prepare(path, options).load(dtype, device)
+    return prepare(path, options).load(dtype, device, tp_plan)
 
 
 def plan(path: Any, **options: Any) -> ConversionPlan:
     """What `load` would do with the same options: printable, `.to_dict()`, no tensor read."""
-    options.pop("dtype", None)
-    options.pop("device", None)
+    for name in ("dtype", "device", "tp_plan"):  # how to load, not what
+        options.pop(name, None)
     return prepare(path, Options(**options)).plan()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headswap.convert.conversion import Method
+from headswap.convert.parallel import rows_of
 from headswap.heads import Dense, Difference, Softcap
 from headswap.heads.spec import Layer
 from headswap.registry.errors import LabelError, UnsupportedHeadError
@@ -148,10 +149,11 @@ def derive_head(lm: PreTrainedModel, ids: tuple[int, ...], method: Method | None
             f"{type(lm).__name__} has no linear output embedding, so label tokens have no rows; "
             "load a causal language model."
         )
-    check_range(ids, output.weight.shape[0])
+    size = (output.out_features, output.in_features)
+    check_range(ids, size[0])
     index = torch.tensor(ids, device=output.weight.device)
-    weight = output.weight.detach().index_select(0, index)
-    bias = None if output.bias is None else output.bias.detach().index_select(0, index)
+    weight = rows_of(output.weight, index, size)
+    bias = None if output.bias is None else rows_of(output.bias, index, size[:1])
     return head_of_rows(weight, bias, lm.config, ids, method, type(lm).__name__)
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from headswap.convert.bidirectional import check_bidirectional
 from headswap.convert.conversion import mark
 from headswap.convert.model import require_head
+from headswap.convert.parallel import settle
 from headswap.heads import Norm
 from headswap.registry.errors import (
     CheckpointError,
@@ -159,6 +160,7 @@ def check_head(model: Any, path: Any, info: LoadingInfo, allow_untrained: bool) 
         require_head(absent, path, type(model))
     if absent:
         _reset_norms(model, absent)
+        settle(model)
         mark(model.config, untrained_head=list(absent))
 
 

@@ -16,6 +16,7 @@ from headswap.convert.classes import as_non_stock, lift
 from headswap.convert.conversion import inexact, mark, marks, unmarked
 from headswap.convert.derive import DerivedHead, check_derived, derive_head
 from headswap.convert.model import ConvertedModel
+from headswap.convert.parallel import mesh_of, settle, share_split
 from headswap.registry.errors import ConversionError
 
 
@@ -26,6 +27,7 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
     `source` still generates. The head is new: derived from the output rows where the class has
     label tokens, else freshly initialised and marked as untrained.
     """
+    mesh_of(source)  # refuses what cannot be shared
     derived = None
     if cls.conversion.label_ids:
         derived = derive_head(source, cls.conversion.label_ids, cls.conversion.method)
@@ -36,6 +38,7 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
     model = _without_data(cls, config)
     _share_backbone(model, source)
     made = _materialise(model, source.device)
+    settle(model)
     if marks(config).get("untrained_head"):
         # Not the parts of a head that the source's backbone brought along, such as a pooler.
         head = [name for name in model.head_spec.tensors() if name.rpartition(".")[0] in made]
@@ -76,6 +79,7 @@ def _share_backbone(model: Any, source: PreTrainedModel) -> None:
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     memo[id(source.config)] = model.config
     shared = copy.deepcopy(backbone, memo)
+    share_split(model, shared, source, backbone)
     fresh = model.backbone
     for name, module in fresh.named_children():
         # A pooler that the head keeps in the backbone, and that the source was built without.
