@@ -17,7 +17,7 @@ from headswap.convert.decide import Options
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.embedding import default_pooling
 from headswap.convert.job import prepare
-from headswap.convert.parallel import TpPlan
+from headswap.convert.parallel import TpPlan, loader_options
 from headswap.convert.plan import ConversionPlan
 from headswap.convert.serving import serve, serve_class
 from headswap.convert.share import convert_model
@@ -228,7 +228,7 @@ def load(
     """
     options = Options(task, label_tokens, method, num_labels, id2label, problem_type, head, pooling,
                       template, tokenizer, allow_untrained_head, trust_remote_code)  # fmt: skip
-    return prepare(path, options).load(dtype, device, tp_plan)
+    return prepare(path, options).load(dtype, device, **loader_options(tp_plan, device))
 
 
 def plan(path: Any, **options: Any) -> ConversionPlan:

@@ -48,7 +48,6 @@ from headswap.convert.loading import (
     meta_state,
     read_class,
 )
-from headswap.convert.parallel import TpPlan, loader_options
 from headswap.convert.plan import Action, ConversionPlan, TensorPlan
 from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
@@ -116,19 +115,16 @@ class Job:
             return dict(tensors)
         return with_prefix(tensors, self.bare_prefix, self.serving.cls, self.config)
 
-    def load(
-        self, dtype: torch.dtype | None = None, device: Any = None, tp_plan: TpPlan = None
-    ) -> Any:
+    def load(self, dtype: torch.dtype | None = None, device: Any = None, **split: Any) -> Any:
         """The converted model in eval mode, every tensor accounted for."""
         check_place(dtype, device)
-        options = loader_options(tp_plan, device)
         source, extra = self.source()
         model = self.serving.cls.from_pretrained(
             source,
             allow_untrained_head=self.options.allow_untrained_head,
             dtype=dtype or torch.float32,
             **extra,
-            **options,
+            **split,
         )
         check_finite(head_tensors(model), self.checkpoint.name)
         if self.pad_id is not None:

@@ -39,59 +39,46 @@ def loader_options(tp_plan: TpPlan, device: Any) -> dict[str, Any]:
     return {"distributed_config": config(tp_plan=tp_plan)}
 
 
-def rows_of(tensor: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Rows `index` (int64 `[n]`) of a weight or bias of `shape`, plain fp32, on every rank.
+def rows_of(tensor: Any, index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Rows `index` (int64 `[n]`) of a weight or bias of `shape`, plain fp32, whole on every rank.
 
     Of a split tensor each rank gives the rows, or the columns of them, that it holds. Raises
-    `UnsupportedHeadError` for a tensor that is not whole and does not say how it is split.
+    `UnsupportedHeadError` for a part of a tensor that does not say which, and for other splits.
     """
-    tensor = tensor.detach()
-    mesh = getattr(tensor, "device_mesh", None)
     if tuple(tensor.shape) != shape:
         raise UnsupportedHeadError(
             f"The output matrix has shape {list(tensor.shape)} where its module says {list(shape)}:"
             " it is packed, or a part of a matrix whose other parts headswap cannot find. Load the "
-            "model unpacked, or with a tp_plan that makes DTensors.",
+            "model unpacked and with transformers' own tp_plan.",
             shape=tuple(tensor.shape),
         )
-    if mesh is None:
-        return tensor.index_select(0, index).float()
-    return _gathered(tensor, index, mesh)
-
-
-def _gathered(tensor: Any, index: Tensor, mesh: Any) -> Tensor:
-    torch_tensor: Any = import_module("torch.distributed.tensor")
-    placement = tensor.placements[0]
-    local = tensor.to_local()
-    if len(tensor.placements) > 1 or type(placement) not in (
-        torch_tensor.Shard,
-        torch_tensor.Replicate,
-    ):
+    if not hasattr(tensor, "placements"):
+        return tensor.detach().index_select(0, index).float()  # type: ignore[no-any-return]
+    dtensor: Any = import_module("torch.distributed.tensor")
+    mesh, local = tensor.device_mesh, tensor.detach().to_local()
+    placement, *others = tensor.placements
+    if others or type(placement) not in (dtensor.Shard, dtensor.Replicate):
         raise UnsupportedHeadError(
-            f"The output matrix is split as {tensor.placements}; headswap reads matrices that are "
-            "whole or split along one dimension of one mesh. Load with tp_plan alone."
+            f"The output matrix is split as {tensor.placements}; headswap reads what is whole or "
+            "split along one dimension. Load with transformers' own tp_plan.",
+            shape=shape,
         )
-    if placement.is_replicate():
-        rows: Tensor = local.index_select(0, index).float()
-        return rows
-    if placement.dim % tensor.ndim == 0:
-        part, placement = _own(local, index, tensor.shape[0], mesh), torch_tensor.Partial()
+    if placement.is_shard() and placement.dim % len(shape) == 0:
+        rows = _own(local, index, -(-shape[0] // mesh.size()) * mesh.get_local_rank())
+        placement = dtensor.Partial()
     else:
-        part = local.index_select(0, index).float()
-    shape = torch.Size((len(index), *tensor.shape[1:]))
-    stride = torch.empty(shape, device="meta").stride()
-    split = torch_tensor.DTensor.from_local(part, mesh, [placement], shape=shape, stride=stride)
-    whole: Tensor = split.full_tensor()
-    return whole
+        rows = local.index_select(0, index).float()
+    size = torch.Size((len(index), *shape[1:]))
+    stride = torch.empty(size, device="meta").stride()
+    parts = dtensor.DTensor.from_local(rows, mesh, [placement], shape=size, stride=stride)
+    return parts.full_tensor()  # type: ignore[no-any-return]
 
 
-def _own(local: Tensor, index: Tensor, total: int, mesh: Any) -> Tensor:
-    """Rows `index` of which this rank holds some, the others zero; chunks are as `torch.chunk`'s."""
-    chunk = -(-total // mesh.size())
-    at = index - chunk * mesh.get_local_rank()
-    held = (at >= 0) & (at < local.shape[0])
+def _own(local: Tensor, index: Tensor, first: int) -> Tensor:
+    """Rows `index` of a matrix of which `local` is the part from row `first` on; others zero."""
+    held = (index >= first) & (index < first + local.shape[0])
     rows = local.new_zeros((len(index), *local.shape[1:]), dtype=torch.float32)
-    rows[held] = local.index_select(0, at[held]).float()
+    rows[held] = local[index[held] - first].float()
     return rows
 
 
@@ -117,8 +104,8 @@ def share_split(
 ) -> None:
     """Make `shared`, a copy of `source`'s backbone `original`, as split as that is, in `model`.
 
-    transformers 5 replaces the forwards of split modules by functions that hold the module they were
-    made for; each copy gets its own.
+    transformers 5 replaces the forwards of split modules by functions that hold the module they
+    were made for; each copy gets its own.
     """
     mesh = mesh_of(source)
     if mesh is None:
