@@ -93,7 +93,7 @@ def mesh_of(model: nn.Module) -> Any:
     if max(sizes) > 1 or (mesh is not None and mesh.ndim > 1):
         raise ConversionError(
             f"{type(model).__name__} is split by data, layers or experts ({layout or mesh}); "
-            "headswap converts models that tensor parallelism alone splits. Load with tp_plan only.",
+            "headswap converts what tensor parallelism alone splits. Load with tp_plan only.",
             layout=layout,
         )
     return mesh
