@@ -10,10 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from headswap.convert.conversion import stock_name
 from headswap.convert.fields import check_fields
 from headswap.convert.gguf import gguf_tokenizer
-from headswap.convert.weights import Header, read_json, read_shards
+from headswap.convert.onnx import find_onnx, read_onnx
+from headswap.convert.quantised import Quantisation, forget_settings, make_readable, quantisation
+from headswap.convert.weights import (
+    Header,
+    has_weights,
+    read_json,
+    read_metadata,
+    read_shards,
+    read_tensors,
+)
 from headswap.registry import global_registry
 from headswap.registry.errors import ArchitectureError, CheckpointError
 
@@ -33,11 +44,13 @@ class Checkpoint:
     raw: Mapping[str, Any]
     gguf_file: str | None = None
     trusted: bool = False
+    onnx_file: str | None = None
 
     @property
     def name(self) -> str:
         """How messages call this checkpoint."""
-        return str(self.folder / self.gguf_file if self.gguf_file else self.folder)
+        file = self.gguf_file or self.onnx_file
+        return str(self.folder / file if file else self.folder)
 
     @property
     def architecture(self) -> str | None:
@@ -46,15 +59,42 @@ class Checkpoint:
         return str(named[0]) if named else None
 
     @cached_property
-    def headers(self) -> Mapping[str, Header]:
+    def stored(self) -> Mapping[str, Header]:
         """Shape and dtype of every stored tensor, read from headers; {} for GGUF (whose names are
         llama.cpp's and are translated when it is loaded)."""
+        if self.onnx_file:
+            return {name: (tuple(t.shape), t.dtype) for name, t in self._onnx.items()}
         return {name: header for part in self.shards.values() for name, header in part.items()}
 
     @cached_property
     def shards(self) -> Mapping[Path, Mapping[str, Header]]:
-        """The same, file by file."""
-        return {} if self.gguf_file else read_shards(self.folder)
+        """The same, file by file; {} for what is not a folder of weights."""
+        if self.gguf_file or self.onnx_file:
+            return {}
+        make_readable(self.raw)
+        return read_shards(self.folder)
+
+    @cached_property
+    def quantised(self) -> Quantisation | None:
+        """How the weights are stored, if not plainly; `CheckpointError` if they can't be read."""
+        if self.gguf_file or self.onnx_file:
+            return None
+        return quantisation(self.raw, self.stored, lambda want: read_tensors(self.folder, want),
+                            lambda: read_metadata(self.folder), self.name)  # fmt: skip
+
+    @cached_property
+    def headers(self) -> Mapping[str, Header]:
+        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes."""
+        return self.stored if self.quantised is None else self.quantised.headers(self.stored)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of `headers`; quantised ones dequantised."""
+        found = dict(self._onnx) if self.onnx_file else read_tensors(self.folder)
+        return found if self.quantised is None else self.quantised.plain(found)
+
+    @cached_property
+    def _onnx(self) -> dict[str, torch.Tensor]:
+        return read_onnx(self.folder / str(self.onnx_file))
 
     @property
     def has_tokenizer(self) -> bool:
@@ -79,21 +119,23 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Any, *, trust_remote_code: bool = False) -> Checkpoint:
-    """The checkpoint at `path`: a folder, a .gguf file, a folder with one, or a hub id.
+    """The checkpoint at `path`: a folder, a .gguf or .onnx file, a folder with one, or a hub id.
 
     Raises `CheckpointError` saying what was found there.
     """
-    folder, gguf_file = _locate(path)
-    if gguf_file:
-        config = _auto_config(folder, trust_remote_code, {}, gguf_file=gguf_file)
-        return Checkpoint(folder, config, {}, gguf_file, trust_remote_code)
+    folder, file = _locate(path)
+    if file and file.endswith(".gguf"):
+        config = _auto_config(folder, trust_remote_code, {}, gguf_file=file)
+        return Checkpoint(folder, config, {}, file, trust_remote_code)
     raw = read_json(folder / "config.json")
     check_fields(raw, folder / "config.json")
     config = _read_config(folder, raw, trust_remote_code)
-    return Checkpoint(folder, config, raw, trusted=trust_remote_code)
+    forget_settings(config)
+    return Checkpoint(folder, config, raw, trusted=trust_remote_code, onnx_file=file)
 
 
 def _locate(path: Any) -> tuple[Path, str | None]:
+    """The folder that holds the config, and the one file in it that holds everything else."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise CheckpointError(
             f"{path!r} is no path; pass a folder, a .gguf file or a hub id.", path=str(path)
@@ -101,12 +143,18 @@ def _locate(path: Any) -> tuple[Path, str | None]:
     folder = Path(path).expanduser()
     if folder.is_file() and folder.suffix == ".gguf":
         return folder.parent, folder.name
+    if folder.is_file() and folder.suffix == ".onnx":
+        above = folder.parent.parent  # optimum puts the graph into a folder beside the config
+        home = folder.parent if (folder.parent / "config.json").exists() else above
+        return home, folder.relative_to(home).as_posix()
     if not folder.exists():
         folder = _download(str(path))
     if not folder.is_dir():
-        raise CheckpointError(f"{path} is not a checkpoint folder or a .gguf file.", path=str(path))
+        raise CheckpointError(
+            f"{path} is not a checkpoint folder, a .gguf or an .onnx file.", path=str(path)
+        )
     if (folder / "config.json").exists():
-        return folder, None
+        return folder, None if has_weights(folder) else find_onnx(folder)
     found = sorted(file.name for file in folder.glob("*.gguf"))
     if len(found) == 1:
         return folder, found[0]

@@ -149,6 +149,7 @@ def derive_head(lm: PreTrainedModel, ids: tuple[int, ...], method: Method | None
             f"{type(lm).__name__} has no linear output embedding, so label tokens have no rows; "
             "load a causal language model."
         )
+    refuse_packed(output, "its output embedding")
     size = (output.out_features, output.in_features)
     check_range(ids, size[0])
     index = torch.tensor(ids, device=output.weight.device)
@@ -177,6 +178,25 @@ def head_of_rows(
     if cap is not None:  # not linear any more: both rows stay, the cap comes before subtracting
         return DerivedHead(weight, bias, softcap=cap, difference=True)
     return DerivedHead(weight[1:] - weight[:1], None if bias is None else bias[1:] - bias[:1])
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether a linear layer's weight is something else than plain numbers."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter):
+        return True
+    return not weight.is_floating_point() or weight.element_size() < 2
+
+
+def refuse_packed(module: nn.Module, what: str) -> None:
+    """Raise `UnsupportedHeadError` for a linear layer without plain rows."""
+    if is_packed(module):
+        parts = ", ".join(f"{n} {t.dtype}" for n, t in module.state_dict().items())
+        raise UnsupportedHeadError(
+            f"The rows of {what} are quantised ({type(module).__name__}: {parts}), so they can't "
+            "be taken as numbers. headswap.load(path, ...) dequantises a checkpoint that "
+            "it can read; else exclude the layer when the model is quantised.",
+        )
 
 
 def check_range(ids: tuple[int, ...], vocabulary: int) -> None:

@@ -51,7 +51,7 @@ from headswap.convert.loading import (
 from headswap.convert.plan import Action, ConversionPlan, TensorPlan
 from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
-from headswap.convert.weights import check_finite, check_numbers, read_tensors
+from headswap.convert.weights import check_finite, check_numbers
 from headswap.heads import HeadSpec
 from headswap.registry import global_registry
 from headswap.registry.errors import (
@@ -104,10 +104,9 @@ class Job:
             extra["gguf_file"] = self.checkpoint.gguf_file
         if self.key_mapping:
             extra["key_mapping"] = self.key_mapping
-        if not self.bare_prefix:
+        if not (self.bare_prefix or self.checkpoint.quantised or self.checkpoint.onnx_file):
             return str(self.checkpoint.folder), extra
-        tensors = read_tensors(self.checkpoint.folder)
-        extra["state_dict"] = self._prefixed(tensors)
+        extra["state_dict"] = self._prefixed(self.checkpoint.tensors())
         return None, extra
 
     def _prefixed(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +191,8 @@ def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[Tenso
             found.append(TensorPlan(name, action, shape, reason or "no place for it"))
         elif name not in wrong:
             found.append(TensorPlan(name, "used" if name in needed else "renamed", shape))
+    if checkpoint.quantised is not None:
+        found = checkpoint.quantised.as_stored(found, checkpoint.stored)
     for name in info.missing:
         found.append(TensorPlan(name, "missing", needed.get(name, ()), "not in the checkpoint"))
     for name, stored, wanted in info.mismatched:
@@ -267,7 +268,7 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     remote = None
     if not _known(architecture):
         remote = resolve_remote(checkpoint, architecture, task, options.trust_remote_code)
-    if not getattr(config, "quantization_config", None):
+    if checkpoint.quantised is None:
         check_numbers(checkpoint.headers, drop_reason, checkpoint.name)
     serving = serve(architecture, conversion, config.model_type, resolution=remote)
     config, labels = decide_labels(checkpoint, serving.cls, options)
@@ -283,6 +284,8 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
         )
     config = without_intent(config) if ids else config
     pad_id, notes = pad_id_of(checkpoint, options)
+    if checkpoint.quantised is not None:
+        notes += checkpoint.quantised.notes
     if options.template is not None:
         mark(config, template=options.template)
     return Job(checkpoint, options, serving, config, labels, pad_id, notes)

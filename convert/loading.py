@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +18,12 @@ import transformers
 from transformers import PreTrainedModel
 
 from headswap.convert.bidirectional import check_bidirectional
+from headswap.convert.checkpoint import open_checkpoint
+from headswap.convert.classes import head_spec
 from headswap.convert.conversion import mark
 from headswap.convert.model import require_head
 from headswap.convert.parallel import settle
+from headswap.convert.quantised import forget_settings, settings_of
 from headswap.heads import Norm
 from headswap.registry.errors import (
     CheckpointError,
@@ -127,17 +132,50 @@ def _forget_packing(model: Any) -> None:
 def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kwargs: Any) -> Any:
     """What `ConvertedModel.from_pretrained` does; see there."""
     wants_info = kwargs.pop("output_loading_info", False)
+    name, (path, kwargs) = path, plain_source(cls, path, kwargs)
     if cls.conversion.label_ids:
         from headswap.convert.share import convert_model
 
         lm, info = read_class(cls.lm_class, path, *args, **kwargs)
-        check_tensors(cls.lm_class, path, info)
+        check_tensors(cls.lm_class, name, info)
         model = convert_model(lm, cls).eval()
     else:
         model, info = read_class(cls, path, *args, **kwargs)
-        check_head(model, path, info, allow_untrained_head)
+        check_head(model, name, info, allow_untrained_head)
         check_bidirectional(model)
     return (model, vars_of(info)) if wants_info else model
+
+
+def plain_source(cls: Any, path: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """`path` and `kwargs` for transformers' loader that keep a head plain: a folder with quantised
+    weights is read as plain ones, and quantisation that the caller asks for leaves the head out."""
+    asked = kwargs.get("quantization_config")
+    if asked is not None:
+        return path, {**kwargs, "quantization_config": _sparing_head(cls, asked, path, kwargs)}
+    given = {"state_dict", "gguf_file"} & kwargs.keys()
+    if given or path is None or not Path(path, "config.json").exists():
+        return path, kwargs
+    checkpoint = open_checkpoint(path, trust_remote_code=bool(kwargs.get("trust_remote_code")))
+    if settings_of(checkpoint.raw) is None:
+        return path, kwargs
+    config, rest = kwargs.get("config"), {k: v for k, v in kwargs.items() if k != "config"}
+    if config is None:
+        config, rest = cls.config_class.from_pretrained(path, return_unused_kwargs=True, **rest)
+    forget_settings(config)
+    return None, {**rest, "config": config, "state_dict": checkpoint.tensors()}
+
+
+def _sparing_head(cls: Any, asked: Any, path: Any, kwargs: dict[str, Any]) -> Any:
+    """A copy of a quantisation config that leaves the modules of `cls`'s head plain."""
+    if cls.conversion.label_ids or cls.conversion.task == "embed":
+        return asked  # transformers leaves a language model's output rows plain
+    config = kwargs.get("config") or cls.config_class.from_pretrained(path)
+    head = [layer.path for layer in head_spec(cls, cls.conversion.apply(config)).stored]
+    asked = copy.deepcopy(asked)
+    for field in ("modules_to_not_convert", "llm_int8_skip_modules"):
+        if hasattr(asked, field):
+            setattr(asked, field, [*(getattr(asked, field) or []), *head])
+    return asked
 
 
 def vars_of(info: LoadingInfo) -> dict[str, Any]:

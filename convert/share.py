@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 from headswap.convert.bidirectional import check_bidirectional
 from headswap.convert.classes import as_non_stock, lift
 from headswap.convert.conversion import inexact, mark, marks, unmarked
-from headswap.convert.derive import DerivedHead, check_derived, derive_head
+from headswap.convert.derive import (
+    DerivedHead,
+    check_derived,
+    derive_head,
+    is_packed,
+    probe_ids,
+    refuse_packed,
+)
 from headswap.convert.model import ConvertedModel
 from headswap.convert.parallel import mesh_of, settle, share_split
 from headswap.registry.errors import ConversionError
@@ -28,6 +35,7 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
     label tokens, else freshly initialised and marked as untrained.
     """
     mesh_of(source)  # refuses what cannot be shared
+    _unpack(source)
     derived = None
     if cls.conversion.label_ids:
         derived = derive_head(source, cls.conversion.label_ids, cls.conversion.method)
@@ -48,6 +56,18 @@ def convert_model(source: PreTrainedModel, cls: Any) -> Any:
         check_derived(source, model.eval(), cls.conversion.label_ids, cls.conversion.method)
     check_bidirectional(model.eval())
     return model.train(source.training)
+
+
+def _unpack(source: PreTrainedModel) -> None:
+    """Have compressed-tensors unpack `source`, which it does at the first call and for the model as
+    a whole; a backbone taken out before would stay packed for good."""
+    linear = [(n, m) for n, m in source.named_modules() if type(m) is nn.Linear]
+    packed = [n for n, m in linear if hasattr(m, "quantization_scheme") and is_packed(m)]
+    if not packed:
+        return
+    with torch.no_grad():
+        source(input_ids=probe_ids(source.config.get_text_config().vocab_size, source.device))
+    refuse_packed(source.get_submodule(packed[0]), packed[0])
 
 
 def _without_data(cls: Any, config: Any) -> Any:

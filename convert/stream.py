@@ -21,9 +21,9 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
+from headswap.convert.bidirectional import is_bidirectional
 from headswap.convert.classes import head_spec
 from headswap.convert.conversion import inexact, mark
-from headswap.convert.decide import is_bidirectional
 from headswap.convert.derive import check_range, head_of_rows
 from headswap.convert.job import Job
 from headswap.convert.weights import check_finite, safetensors_dtype
@@ -94,16 +94,16 @@ class Stream:
 
 def obstacle(job: Job, dtype: torch.dtype | None) -> str | None:
     """Why the conversion can't be a copy; None if it can, as far as the job tells."""
+    if job.checkpoint.quantised is not None:
+        return "it is quantised"
     held = {header[1] for header in job.checkpoint.headers.values()}
     if any(file.suffix != ".safetensors" for file in job.checkpoint.shards) or not held:
         return "its weights are not in safetensors"
-    if getattr(job.config, "quantization_config", None):
-        return "it is quantised"
     if dtype is not None and held != {dtype}:
         return f"its weights become {str(dtype)[6:]}"
     if job.key_mapping or job.bare_prefix:
         return "its tensors are renamed"
-    if is_bidirectional(job.checkpoint):
+    if is_bidirectional(job.config):
         return "its attention has to be tried"
     return None
 

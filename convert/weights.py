@@ -14,6 +14,7 @@ import torch
 from headswap.registry.errors import CheckpointError
 
 Header = tuple[tuple[int, ...], torch.dtype]
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
            "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -43,7 +44,7 @@ def read_shards(folder: Path) -> dict[Path, dict[str, Header]]:
     Raises `CheckpointError` for no weights, a damaged file, a name in two files, or an index that
     names a file outside the folder or a tensor that its file lacks.
     """
-    for single, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
+    for single, read in zip(_WEIGHTS, (_safetensors, _pickled), strict=True):
         index, listed = _index(folder, single)
         if (folder / single).exists():
             if set(listed.values()) - {single}:
@@ -63,16 +64,39 @@ def read_shards(folder: Path) -> dict[Path, dict[str, Header]]:
     )
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor in `folder`, whose headers were read before; mapped where the format allows."""
-    from safetensors.torch import load_file
+def has_weights(folder: Path) -> bool:
+    """Whether `folder` holds safetensors or pickled weights."""
+    names = (n for name in _WEIGHTS for n in (name, f"{name}.index.json"))
+    return any((folder / name).exists() for name in names)
+
+
+def read_tensors(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, torch.Tensor]:
+    """The tensors in `folder` with a `wanted` name, mapped where the format allows."""
+    from safetensors import safe_open
 
     found: dict[str, torch.Tensor] = {}
+    for file, headers in read_shards(folder).items():
+        names = [name for name in headers if wanted(name)]
+        if file.suffix == ".safetensors":
+            with safe_open(str(file), framework="pt") as handle:
+                found.update({name: handle.get_tensor(name) for name in names})
+        else:
+            state = _unpickled(file, "cpu", mmap=zipfile.is_zipfile(file))
+            found.update({name: state[name] for name in names})
+    return found
+
+
+def read_metadata(folder: Path) -> dict[str, str]:
+    """What the safetensors files in `folder` say of themselves."""
+    from safetensors import safe_open
+
+    found: dict[str, str] = {}
     for file in read_shards(folder):
         if file.suffix == ".safetensors":
-            found.update(load_file(file))
-        else:
-            found.update(_unpickled(file, "cpu", mmap=zipfile.is_zipfile(file)))
+            with safe_open(str(file), framework="pt") as handle:
+                found.update(handle.metadata() or {})
     return found
 
 
