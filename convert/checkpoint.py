@@ -15,6 +15,7 @@ import torch
 from headswap.convert.conversion import stock_name
 from headswap.convert.fields import check_fields
 from headswap.convert.gguf import gguf_tokenizer
+from headswap.convert.modules import cross_encoder_activation
 from headswap.convert.onnx import find_onnx, read_onnx
 from headswap.convert.quantised import Quantisation, forget_settings, make_readable, quantisation
 from headswap.convert.weights import (
@@ -131,6 +132,9 @@ def open_checkpoint(path: Any, *, trust_remote_code: bool = False) -> Checkpoint
     check_fields(raw, folder / "config.json")
     config = _read_config(folder, raw, trust_remote_code)
     forget_settings(config)
+    activation = cross_encoder_activation(folder)
+    if activation is not None:  # it decides by whatever route the checkpoint is loaded
+        config.sentence_transformers = {"activation_fn": activation}
     return Checkpoint(folder, config, raw, trusted=trust_remote_code, onnx_file=file)
 
 

@@ -45,11 +45,11 @@ class Options:
 
 def task_of(checkpoint: Checkpoint) -> Task:
     """What the stored architecture is for; a causal or base checkpoint becomes a classifier."""
-    own = _own_task(checkpoint)
+    own = own_task(checkpoint)
     return "classify" if own in ("generate", "embed", None) else own
 
 
-def _own_task(checkpoint: Checkpoint) -> Task | None:
+def own_task(checkpoint: Checkpoint) -> Task | None:
     """What the stored architecture does by its name; None for one that says nothing."""
     if checkpoint.architecture is None:
         return None
@@ -75,7 +75,7 @@ def architecture_of(checkpoint: Checkpoint) -> str:
 def language_model_of(checkpoint: Checkpoint, architecture: str) -> str:
     """The causal class of a checkpoint that names a classification class and is to give the rows
     of its label tokens: other tools rename a causal checkpoint so, and store no head."""
-    if _own_task(checkpoint) not in ("classify", "reward"):
+    if own_task(checkpoint) not in ("classify", "reward"):
         return architecture
     kind = checkpoint.config.model_type
     for name in global_registry.by_model_type(kind):
@@ -158,7 +158,7 @@ def decide_labels(
 def _raw(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The stored config, without label fields where the checkpoint has no classification head
     (transformers writes two made-up labels into many causal configs)."""
-    own = _own_task(checkpoint)
+    own = own_task(checkpoint)
     return {} if own in ("generate", "embed", None) else checkpoint.raw
 
 

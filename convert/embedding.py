@@ -3,64 +3,76 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headswap.convert.checkpoint import Checkpoint
-from headswap.convert.weights import parsed_json, read_json
+from headswap.convert.modules import read_modules
 from headswap.heads import Pooling
 from headswap.registry import global_registry
-from headswap.registry.errors import CheckpointError, UnsupportedHeadError
+from headswap.registry.errors import UnsupportedHeadError
 
-# sentence-transformers' words for a pooling mode, in its old (flags) and new (name) spelling.
-_MODES: dict[str, Pooling] = {
-    "pooling_mode_cls_token": "first",
+# sentence-transformers' old spelling, a flag a mode, in the order in which it joins the vectors.
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-    "cls": "first",
-    "mean": "mean",
-    "lasttoken": "last",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
+MODES = tuple(_FLAGS.values())
+"""Every pooling mode of sentence-transformers, by its newer name."""
+_OURS: dict[str, Pooling] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPooling:
+    """Pooling modes whose vectors are joined in order, and whether a prompt's tokens count."""
+
+    modes: tuple[str, ...]
+    include_prompt: bool = True
+
+
+def read_pooling(config: Mapping[str, Any], name: str) -> StoredPooling:
+    """What a Pooling module's config (of the file `name`) asks for, in either spelling.
+
+    Raises `UnsupportedHeadError` for a mode that sentence-transformers does not have either.
+    """
+    named = config.get("pooling_mode")
+    flags = [mode for key, mode in _FLAGS.items() if config.get(key)]
+    unknown = [k for k, on in config.items() if k.startswith("pooling_mode_") and on is True
+               and k not in _FLAGS]  # fmt: skip
+    modes = unknown + (flags if named is None else [named] if isinstance(named, str) else [*named])
+    if not modes or any(mode not in MODES for mode in modes):
+        raise UnsupportedHeadError(
+            f"{name} asks for the pooling {modes}; headswap has {', '.join(MODES)}.", pooling=modes
+        )
+    return StoredPooling(tuple(modes), bool(config.get("include_prompt", True)))
 
 
 def stored_pooling(checkpoint: Checkpoint) -> Pooling:
     """The pooling that `modules.json` lists, else the last token for a causal model and the mean
     over real tokens for an encoder (sentence-transformers' own default).
 
-    Raises `UnsupportedHeadError` for a mode that headswap does not have, and for several at once.
+    Raises `UnsupportedHeadError` for a mode that a model by itself does not have, and for several
+    at once; `headswap.text.Embedder` has all of them.
     """
-    modules = checkpoint.folder / "modules.json"
-    if not modules.exists():
-        return default_pooling(checkpoint.config.model_type)
-    for module in _modules(modules):
-        if str(module.get("type", "")).endswith("Pooling"):
-            return _mode(checkpoint.folder / str(module.get("path", "")) / "config.json")
+    for module in read_modules(checkpoint.folder):
+        if module.kind == "Pooling":
+            return _one(read_pooling(module.config, str(module.folder / "config.json")).modes)
     return default_pooling(checkpoint.config.model_type)
 
 
-def _modules(file: Path) -> list[dict[str, Any]]:
-    """What modules.json lists; `CheckpointError` if it is no list of objects within the folder."""
-    found = parsed_json(file)
-    if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
-        raise CheckpointError(f"{file} holds no list of objects.", path=str(file))
-    for module in found:
-        path = PurePosixPath(str(module.get("path", "")))
-        if path.is_absolute() or ".." in path.parts:
-            raise CheckpointError(f"{file} names {path}, outside its folder.", path=str(file))
-    return found
-
-
-def _mode(file: Path) -> Pooling:
-    config = read_json(file)
-    flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
-    named = config.get("pooling_mode")
-    chosen = flags or ([named] if isinstance(named, str) else list(named or []))
-    if len(chosen) != 1 or chosen[0] not in _MODES:
+def _one(modes: tuple[str, ...]) -> Pooling:
+    if len(modes) != 1 or modes[0] not in _OURS:
         raise UnsupportedHeadError(
-            f"{file} asks for the pooling {chosen}; headswap has one of {sorted(set(_MODES))}.",
-            pooling=chosen,
+            f"The checkpoint asks for the pooling {list(modes)}; a model by itself pools by one of "
+            f"{sorted(set(_OURS))}. headswap.text.Embedder has every mode.",
+            pooling=modes,
         )
-    return _MODES[chosen[0]]
+    return _OURS[modes[0]]
 
 
 def default_pooling(model_type: str) -> Pooling:

@@ -7,7 +7,6 @@ config.json that vLLM reads (`classifier_from_token`, `method`, `is_original_qwe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.conversion import Method
 from headswap.convert.decide import Options
 from headswap.convert.derive import label_token_ids
+from headswap.convert.modules import listed_modules
+from headswap.convert.weights import read_json
 from headswap.registry.errors import CheckpointError, ConversionError, LabelError
 
 TOKENS, METHOD, QWEN = "classifier_from_token", "method", "is_original_qwen3_reranker"
@@ -27,11 +28,13 @@ _INPUT = "causal_logits"
 
 @dataclass(frozen=True)
 class Intent:
-    """Label tokens and method, as `headswap.load` takes them, and the file that says so."""
+    """Label tokens and method, as `headswap.load` takes them, the file that says so, and the names
+    of the labels where they are not the tokens."""
 
     tokens: tuple[str | int, ...]
     method: Method
     source: str
+    names: tuple[str, ...] | None = None
 
 
 def stored_intent(checkpoint: Checkpoint) -> Intent | None:
@@ -46,7 +49,7 @@ def stored_intent(checkpoint: Checkpoint) -> Intent | None:
     if module is not None and fields is not None:
         _check_same(checkpoint, module, fields)
     found = module or fields
-    return None if found is None else _in_words(found, checkpoint)
+    return None if found is None else _named(found, checkpoint)
 
 
 def intended(
@@ -68,8 +71,9 @@ def intended(
             f"head={options.head!r} was asked for, but {said}. Pass allow_untrained_head=True for "
             "a new head."
         )
-    method = options.method or found.method
-    return replace(options, label_tokens=list(found.tokens), method=method), (said,)
+    method, names = options.method or found.method, options.id2label or found.names
+    asked = replace(options, label_tokens=list(found.tokens), method=method, id2label=names)
+    return asked, (said,)
 
 
 def without_intent(config: Any) -> Any:
@@ -83,19 +87,16 @@ def without_intent(config: Any) -> Any:
 
 def _logit_score(folder: Path) -> Intent | None:
     """sentence-transformers' module: the true token's logit, less the false one's if it has one."""
-    file = folder / "modules.json"
-    listed = _read(file, list) if file.is_file() else []
-    paths = [str(module.get("path", "")) for module in listed if isinstance(module, Mapping)
-             and str(module.get("type", "")).endswith(".LogitScore")]  # fmt: skip
-    if not paths:
+    found = [place for kind, place in listed_modules(folder) if kind.endswith(".LogitScore")]
+    if not found:
         return None
-    at = folder / paths[0] / "config.json"
-    if len(paths) > 1 or not at.resolve().is_relative_to(folder.resolve()):
+    if len(found) > 1:
         raise CheckpointError(
-            f"{file} lists the LogitScore modules {paths}; expected one, inside the folder.",
-            path=str(file),
+            f"{folder / 'modules.json'} lists {len(found)} LogitScore modules; expected one.",
+            path=str(folder),
         )
-    config = _read(at, dict)
+    at = found[0] / "config.json"
+    config = read_json(at)
     true, false = config.get("true_token_id"), config.get("false_token_id")
     if type(true) is not int or type(false) not in (int, type(None)):
         raise LabelError(
@@ -173,22 +174,12 @@ def _ids(intent: Intent, checkpoint: Checkpoint) -> tuple[int, ...]:
     return label_token_ids(list(intent.tokens), tokenizer, size)
 
 
-def _in_words(intent: Intent, checkpoint: Checkpoint) -> Intent:
-    """Ids as the words that they stand for, so that labels have names people can read."""
+def _named(intent: Intent, checkpoint: Checkpoint) -> Intent:
+    """Ids with the words that they stand for, so that labels have names people can read."""
     if not checkpoint.has_tokenizer or any(isinstance(token, str) for token in intent.tokens):
         return intent
-    words = tuple(checkpoint.tokenizer().convert_ids_to_tokens(list(intent.tokens)))
-    if any(not isinstance(word, str) for word in words):
-        return intent  # out of range: refused later, with the size of the vocabulary
-    spelled = Intent(words, intent.method, intent.source)
-    return spelled if _ids(spelled, checkpoint) == intent.tokens else intent
-
-
-def _read(file: Path, kind: type) -> Any:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} can't be read: {error}", path=str(file)) from error
-    if not isinstance(found, kind):
-        raise CheckpointError(f"{file} does not hold a JSON {kind.__name__}.", path=str(file))
-    return found
+    tokenizer = checkpoint.tokenizer()
+    of_labels = intent.tokens[-1:] if intent.method == "difference" else intent.tokens
+    names = tuple(tokenizer.decode([token]).strip() for token in of_labels)
+    clear = all(names) and len(set(names)) == len(names)
+    return replace(intent, names=names) if clear else intent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a text was classified as, and the names of the label columns."""
+"""Answers for texts and documents, and the names of the label columns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ class Answer:
     score: float
     scores: dict[str, float]
     logits: list[float]
+    tokens: int
+    truncated: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document's score and raw score (`logit`), and its `index` among those given."""
+
+    index: int
+    score: float
+    logit: float
+    document: str
     tokens: int
     truncated: bool
 
@@ -59,6 +75,12 @@ def check_top_k(top_k: int | None) -> None:
     """Refuse a `top_k` that would leave no label."""
     if top_k is not None and top_k < 1:
         raise ConversionError(f"top_k={top_k}; it must be 1 or more.", top_k=top_k)
+
+
+def check_top_n(top_n: int | None) -> None:
+    """Refuse a `top_n` that would leave no document."""
+    if top_n is not None and top_n < 1:
+        raise ConversionError(f"top_n={top_n}; it must be 1 or more.", top_n=top_n)
 
 
 def check_columns(shape: Sequence[int], rows: int, labels: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,18 @@ import torch
 from torch import Tensor
 
 from headswap.registry.errors import ConversionError, InputError
+from headswap.text.cutting import (
+    DOCUMENT,
+    QUERY,
+    Budgets,
+    kept,
+    lengths,
+    longest_first,
+    room_for_text,
+)
 from headswap.text.lengths import Limit
+from headswap.text.notices import notify
+from headswap.text.pairs import PairTemplate
 from headswap.text.template import Template
 
 Text = str | tuple[str, str]
@@ -41,9 +51,16 @@ class Encoder:
     state, and setting it while another thread encodes is an error, so it is made here."""
 
     def __init__(
-        self, tokenizer: Any, limit: Limit, *, template: str | None = None, truncation: bool = True
+        self,
+        tokenizer: Any,
+        limit: Limit,
+        *,
+        template: str | PairTemplate | None = None,
+        truncation: bool = True,
+        budgets: Budgets | None = None,
     ) -> None:
         self.limit = limit
+        self._budgets = budgets or Budgets()
         self.truncation = truncation
         self._full = copy.deepcopy(tokenizer)
         self._cut = copy.deepcopy(tokenizer)
@@ -52,27 +69,39 @@ class Encoder:
         if truncation and limit.value is not None and limit.value > marks:
             self._shortened(["a"], None)
         self._segments = "token_type_ids" in tokenizer.model_input_names
-        self.template = None if template is None else Template.compile(template, tokenizer)
+        self.template = (
+            Template.compile(template, tokenizer) if isinstance(template, str) else template
+        )
         self._pairs: bool | None = None
 
-    def encode(self, texts: Sequence[Text]) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], instruction: str = "") -> list[Encoded]:
         """Ids of each text, with the marks that the tokenizer or the template puts around it.
 
-        Raises `InputError` for a text of no tokens, and for one longer than the limit where
+        `instruction` fills that slot of a template for pairs. Raises `InputError` for a text of no
+        tokens, and for one longer than the limit where
         cutting is off; warns once with the number of texts that were cut.
         """
         if self.template is not None:
-            found = [self._templated(text) for text in texts]
+            found = [self._templated(text, instruction) for text in texts]
         else:
             found = self._plain(texts)
         self._check(found)
         return found
 
-    def _templated(self, text: Text) -> Encoded:
-        if not isinstance(text, str) or self.template is None:
-            raise ConversionError("A template takes one text; pairs have none yet.")
+    def _templated(self, text: Text, instruction: str) -> Encoded:
         limit = self.limit.value if self.truncation else None
-        ids, full = self.template.encode(text, limit)
+        if isinstance(self.template, PairTemplate):
+            if isinstance(text, str):
+                raise ConversionError("A template with {query} and {document} takes pairs.")
+            values = {"instruction": instruction, "query": text[0], "document": text[1]}
+            ids, full = self.template.encode(values, limit, self._budgets)
+        elif isinstance(text, str) and self.template is not None:
+            ids, full = self.template.encode(text, limit)
+        else:
+            raise ConversionError(
+                "A template with {text} takes one text; one with {query} and {document} takes "
+                "pairs (Reranker)."
+            )
         return Encoded(ids, [0] * len(ids) if self._segments else None, full)
 
     def _plain(self, texts: Sequence[Text]) -> list[Encoded]:
@@ -81,6 +110,8 @@ class Encoder:
         firsts, seconds = _columns(texts)
         if seconds is not None:
             self._require_pairs()
+            if self._budgets.any:
+                return self._budgeted(firsts, seconds)
         found = _call(self._full, firsts, seconds)
         limit = self.limit.value
         long = [i for i, each in enumerate(found) if limit is not None and each.full > limit]
@@ -92,6 +123,24 @@ class Encoder:
             )
             for i, each in zip(long, again, strict=True):
                 found[i] = Encoded(each.ids, each.types, found[i].full)
+        return found
+
+    def _budgeted(self, firsts: list[str], seconds: list[str]) -> list[Encoded]:
+        """Pairs whose texts are cut each to its own budget, and then longest first."""
+        if not self._full.is_fast:
+            raise ConversionError("Budgets for query and document need a fast tokenizer.")
+        batch = self._full(firsts, seconds, padding=False, verbose=False)
+        types = batch.get("token_type_ids")
+        limit = self.limit.value if self.truncation else None
+        found = []
+        for row, ids in enumerate(batch["input_ids"]):
+            owners = [None if i is None else (QUERY, DOCUMENT)[i] for i in batch.sequence_ids(row)]
+            counts = lengths(owners, self._budgets)
+            if limit is not None:
+                counts = longest_first(counts, room_for_text(owners, limit))
+            places = kept(owners, counts)
+            segments = None if types is None else [types[row][i] for i in places]
+            found.append(Encoded([ids[i] for i in places], segments, len(ids)))
         return found
 
     def _shortened(self, firsts: list[str], seconds: list[str] | None) -> list[Encoded]:
@@ -125,17 +174,17 @@ class Encoder:
         if empty:
             raise InputError(f"Texts {list(empty)} have no tokens at all.", rows=empty)
         long = tuple(i for i, each in enumerate(found) if limit is not None and each.full > limit)
-        if long and not self.truncation:
+        over = [i for i in long if len(found[i].ids) > (limit or 0)]
+        if over and not self.truncation:
             raise InputError(
-                f"Text {long[0]} has {found[long[0]].full} tokens, and the limit is {limit} "
+                f"Text {over[0]} has {len(found[over[0]].ids)} tokens, and the limit is {limit} "
                 f"(from {self.limit.source}). Shorten it, or allow truncation.",
-                rows=long,
+                rows=tuple(over),
             )
         if long:
-            warnings.warn(
+            notify(
                 f"{len(long)} of {len(found)} texts were cut to {limit} tokens (limit from "
-                f"{self.limit.source}).",
-                stacklevel=5,  # the line that called Classifier.classify
+                f"{self.limit.source})."
             )
 
 
@@ -173,11 +222,10 @@ def _check_end_mark(tokenizer: Any, ids: list[int]) -> None:
         and tokenizer.eos_token_id is not None
         and ids[-1:] != [tokenizer.eos_token_id]
     ):
-        warnings.warn(
+        notify(
             "tokenizer_config.json says add_eos_token=true, but the post-processor in "
             f"tokenizer.json puts no {tokenizer.eos_token!r} behind a text, so none is there. If "
-            "the model was trained with it, mend the post-processor.",
-            stacklevel=4,
+            "the model was trained with it, mend the post-processor."
         )
 
 

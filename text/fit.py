@@ -18,10 +18,11 @@ from headswap.convert.conversion import mark, marks
 from headswap.convert.model import SequenceClassificationModel
 from headswap.heads import Activation, Dropout, choose_activation, pool, run_head
 from headswap.registry.errors import ConversionError, InputError, LabelError, UnsupportedHeadError
-from headswap.text.classifier import Classifier, Progress
+from headswap.text.classifier import Classifier
 from headswap.text.columns import label_columns
 from headswap.text.encode import Encoded, Text
 from headswap.text.logistic import Linear, best_temperature, choose_penalty, fit_linear, split
+from headswap.text.runner import Progress
 
 PENALTIES = tuple(10 ** (-k / 2) for k in range(9))
 """Strengths of the L2 penalty that are tried: from 1 down to 0.0001, two a decade."""
@@ -217,8 +218,7 @@ def head_inputs(model: Any, batch: dict[str, Tensor]) -> Tensor:
 def _states(classifier: Classifier, rows: Sequence[Encoded], progress: Progress | None) -> Tensor:
     """fp64 states `[texts, width]` on the CPU, in the order of `rows`."""
     model = classifier.model
-    width = _output(model).in_features
-    found = classifier.run(rows, partial(head_inputs, model), width, progress).double()
+    found = classifier.runner.run(rows, partial(head_inputs, model), progress).double()
     broken = tuple(int(i) for i in (~found.isfinite().all(dim=1)).nonzero().flatten())
     if broken:
         raise InputError(

@@ -13,33 +13,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from headswap.registry.errors import ConversionError
-
 # Here segment ids are looked up in the table of words (`wte(token_type_ids)`), so the zeros that
 # some tokenizers add by themselves would put word 0 on every token.
 _SEGMENTS_ARE_WORDS = frozenset(
     ("codegen", "ctrl", "flaubert", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "xlm")
 )
-
-
-def require_classifier(model: Any) -> None:
-    """Refuse a model that gives no label for a text.
-
-    A compiled model is judged by the one inside. A class that is not transformers' may be called
-    anything; the shape of its logits shows what it is.
-    """
-    from transformers import PreTrainedModel
-
-    model = getattr(model, "_orig_mod", model)
-    conversion = getattr(model, "conversion", None)
-    if conversion is None and not isinstance(model, PreTrainedModel):
-        return
-    task = conversion.task if conversion is not None else type(model).__name__
-    if task not in ("classify", "reward") and not str(task).endswith("SequenceClassification"):
-        raise ConversionError(
-            f"{type(model).__name__} gives no label for a text (it is for {task}); a Classifier "
-            "needs a sequence classifier, as headswap.load(path, task='classify') returns."
-        )
 
 
 def device_of(model: Any) -> torch.device:

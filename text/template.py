@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,32 +18,45 @@ from headswap.registry.errors import ConversionError, InputError
 SLOT = "text"
 
 
-def parse_template(template: str) -> tuple[str, str]:
-    """The fixed strings before and after the slot `{text}`; `{{` and `}}` are literal braces.
+def parse_parts(template: str, known: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Fixed texts, each with the slot behind it (None at the end); `{{` and `}}` are braces.
 
-    Raises `ConversionError` for no slot, two slots, another variable or a stray brace.
+    Raises `ConversionError` for a variable that is not in `known`, or a stray brace.
     """
-    parts: list[str] = [""]
+    parts: list[tuple[str, str | None]] = []
+    rest = ""
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConversionError(f"Template {template!r}: {error}.", template=template) from error
     for literal, name, spec, conversion in pieces:
-        parts[-1] += literal
+        rest += literal
         if name is None:
             continue
-        if name != SLOT or spec or conversion:
+        if name not in known or spec or conversion:
             raise ConversionError(
-                f"Template {template!r} has the variable {{{name}}}; known: {{{SLOT}}}.",
+                f"Template {template!r} has the variable {{{name}}}; known: "
+                f"{', '.join(f'{{{each}}}' for each in known)}.",
                 template=template,
             )
-        parts.append("")
-    if len(parts) != 2:
+        parts.append((rest, name))
+        rest = ""
+    return [*parts, (rest, None)] if rest or not parts else parts
+
+
+def parse_template(template: str) -> tuple[str, str]:
+    """The fixed strings before and after the slot `{text}`; `{{` and `}}` are literal braces.
+
+    Raises `ConversionError` for no slot, two slots, another variable or a stray brace.
+    """
+    parts = parse_parts(template, (SLOT,))
+    slots = sum(slot is not None for _, slot in parts)
+    if slots != 1:
         raise ConversionError(
-            f"Template {template!r} has {len(parts) - 1} slots {{{SLOT}}}; it needs one.",
+            f"Template {template!r} has {slots} slots {{{SLOT}}}; it needs one.",
             template=template,
         )
-    return parts[0], parts[1]
+    return parts[0][0], "".join(literal for literal, _ in parts[1:])
 
 
 @dataclass(frozen=True)

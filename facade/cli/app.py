@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headswap.cli.inputs import read_texts
-from headswap.cli.options import with_load_options
+from headswap.cli.options import AsJson, Dtype, Source, dtype_of, with_load_options
 from headswap.cli.output import (
     note,
     print_json,
@@ -22,6 +22,7 @@ from headswap.cli.output import (
     quiet_libraries,
     say,
 )
+from headswap.cli.texts import embed, rerank
 from headswap.registry.errors import HeadswapError
 
 FAILED, REFUSED, INTERRUPTED = 1, 3, 130
@@ -34,12 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Source = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file or a hub id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Dtype = Annotated[
-    str | None, typer.Option(help="float32, bfloat16 or float16: the backbone's numbers.")
-]
 
 
 @app.command()
@@ -75,7 +70,7 @@ def convert(
     import headswap
 
     quiet_libraries()
-    report = headswap.convert_checkpoint(source, target, dtype=_dtype(dtype), **load)
+    report = headswap.convert_checkpoint(source, target, dtype=dtype_of(dtype), **load)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -132,7 +127,7 @@ def classify(
     template = load.pop("template", None)
     classifier = Classifier(
         path, activation=activation, batch_size=batch_size, max_length=max_length,
-        truncation=truncation, template=template, dtype=_dtype(dtype), **load,
+        truncation=truncation, template=template, dtype=dtype_of(dtype), **load,
     )  # fmt: skip
     with progress("classifying") as update:
         answers = classifier.classify(given, progress=update)
@@ -144,6 +139,10 @@ def classify(
         ("label", "score", "text"),
         [(a.label, f"{a.score:.4f}", _shown(text)) for text, a in zip(given, answers, strict=True)],
     )
+
+
+app.command()(rerank)
+app.command()(embed)
 
 
 @app.command()
@@ -162,17 +161,6 @@ def demo(
 
 def _shown(text: Any) -> str:
     return text if isinstance(text, str) else " | ".join(text)
-
-
-def _dtype(name: str | None) -> Any:
-    if name is None:
-        return None
-    import torch
-
-    known = ("float32", "bfloat16", "float16")
-    if name not in known:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}")
-    return getattr(torch, name)
 
 
 def main() -> None:

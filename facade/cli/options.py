@@ -10,6 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+Source = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file or a hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16 or float16: the backbone's numbers.")
+]
+
 LABEL_TOKEN = "--label-token"
 LABEL_ID = "--label-id"
 
@@ -79,3 +85,15 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
         raise typer.BadParameter(f"give {LABEL_TOKEN} or {LABEL_ID}, not both")
     values["label_tokens"] = ids or words
     return {name: value for name, value in values.items() if value not in (None, False, [])}
+
+
+def dtype_of(name: str | None) -> Any:
+    """torch's dtype of that name; None for none."""
+    if name is None:
+        return None
+    import torch
+
+    known = ("float32", "bfloat16", "float16")
+    if name not in known:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}")
+    return getattr(torch, name)

@@ -74,6 +74,40 @@ def test_verify_prints_the_differences(classifier: Path) -> None:
     assert all(c["difference"] is None or c["difference"] <= 1e-5 for c in report["cases"])
 
 
+def test_rerank_prints_documents_from_the_best_on(causal: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "documents.jsonl"
+    lines.write_text('{"text": "w5 w6"}\n"w7"\n')
+    found = headswap("rerank", causal, "w1 w2", "w3 w4", "--file", lines, "--json", "--top-n", 2,
+                     "--label-id", 4, "--label-id", 5, "--method", "difference",
+                     "--template", "good {query} w9 {document}")  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    hits = [json.loads(line) for line in found.stdout.splitlines()]
+    assert len(hits) == 2
+    assert hits[0]["score"] >= hits[1]["score"]
+    given = ["w3 w4", "w5 w6", "w7"]
+    assert all(hit["document"] == given[hit["index"]] for hit in hits)
+
+
+def test_embed_prints_a_vector_a_text(causal: Path) -> None:
+    found = headswap(
+        "embed", causal, "--json", "--dimensions", 8, "--normalize", stdin="w1\nw2 w3\n"
+    )
+    assert found.returncode == 0, found.stderr
+    rows = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [row["text"] for row in rows] == ["w1", "w2 w3"]
+    for row in rows:
+        assert len(row["embedding"]) == 8
+        assert sum(number**2 for number in row["embedding"]) == pytest.approx(1, abs=1e-5)
+    plain = headswap("embed", causal, "w1")
+    assert len(plain.stdout.split("\t")) == 32
+
+
+def test_rerank_refuses_what_has_no_score(causal: Path) -> None:
+    found = headswap("rerank", causal, "w1", "w2")
+    assert found.returncode == 3
+    assert "It can: generate, embed" in found.stderr
+
+
 def test_classify_takes_arguments_files_and_standard_input(
     classifier: Path, tmp_path: Path
 ) -> None:

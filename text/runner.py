@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs encoded texts through a model, like lengths together, and returns rows in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headswap.registry.errors import ConversionError
+from headswap.text.answers import check_columns
+from headswap.text.encode import Encoded, collate
+from headswap.text.lengths import Limit, usable_length
+from headswap.text.running import device_of, evaluating, takes_segments
+from headswap.text.source import Source
+
+Progress = Callable[[int, int], None]
+Function = Callable[[dict[str, Tensor]], Tensor]
+
+
+class Runner:
+    """One model with its limit of tokens (`.limit`) and the number of texts in a run."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        max_length: int | None,
+        more: Sequence[Limit] = (),
+    ) -> None:
+        if batch_size < 1:
+            raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
+        self.model = source.model
+        self.batch_size, self._pad_id = _padding(source.model, source.tokenizer, batch_size)
+        self._segments = takes_segments(source.model)
+        self.limit = _limit((usable_length(source.model, source.tokenizer), *more), max_length)
+
+    def run(
+        self, rows: Sequence[Encoded], function: Function, progress: Progress | None = None
+    ) -> Tensor:
+        """What `function` gives for the model's inputs, `[batch, ...]` each, as fp32 `[rows, ...]`
+        on the CPU, in the order of `rows`; rows of like lengths share a batch.
+        """
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        with evaluating(self.model), torch.inference_mode():
+            for start in range(0, len(order), self.batch_size):
+                chosen = order[start : start + self.batch_size]
+                batch = self._batch([rows[i] for i in chosen])
+                for i, value in zip(chosen, function(batch).float().cpu(), strict=True):
+                    found[i] = value
+                if progress is not None:
+                    progress(start + len(chosen), len(rows))
+        return torch.stack(found) if found else torch.empty(0)
+
+    def logits(
+        self, rows: Sequence[Encoded], labels: Sequence[str], progress: Progress | None = None
+    ) -> Tensor:
+        """fp32 logits `[rows, labels]`; `LabelError` where the model gives another shape."""
+
+        def function(batch: dict[str, Tensor]) -> Tensor:
+            logits: Tensor = self.model(**batch).logits
+            check_columns(logits.shape, len(batch["input_ids"]), labels)
+            return logits
+
+        found = self.run(rows, function, progress)
+        return found if len(rows) else found.reshape(0, len(labels))
+
+    def _batch(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
+        batch = collate(rows, self._pad_id)
+        if not self._segments:
+            batch.pop("token_type_ids", None)
+        device = device_of(self.model)
+        return {name: value.to(device) for name, value in batch.items()}
+
+
+def _padding(model: Any, tokenizer: Any, batch_size: int) -> tuple[int, int]:
+    """Texts in a batch, and the id to pad with.
+
+    Our models go by the mask, so any id will do; transformers' own score heads search for their
+    config's pad id, and without one they take a text at a time.
+    """
+    own = hasattr(model, "head_spec")
+    pad = tokenizer.pad_token_id if own else model.config.get_text_config().pad_token_id
+    if pad is None:
+        return (batch_size if own else 1), 0
+    return batch_size, int(pad)
+
+
+def _limit(known: Sequence[Limit], asked: int | None) -> Limit:
+    real = [limit for limit in known if limit.value is not None]
+    limit = min(real, key=lambda limit: limit.value or 0, default=known[0])
+    if asked is None:
+        return limit
+    if asked < 1 or (limit.value is not None and asked > limit.value):
+        raise ConversionError(
+            f"max_length={asked} is not from 1 to {limit.value or 'any number'} "
+            f"(limit from {limit.source})."
+        )
+    return Limit(asked, "max_length")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens what texts are run with: a model and its tokenizer, from a path or from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from headswap.convert.checkpoint import Checkpoint, open_checkpoint
+from headswap.convert.decide import Options
+from headswap.convert.job import decide
+from headswap.registry.errors import ConversionError
+from headswap.text.roles import Role, require, roles_of
+
+Check = Callable[[Checkpoint], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A loaded model, its tokenizer, and the checkpoint that it came from (None: from memory)."""
+
+    model: Any
+    tokenizer: Any
+    checkpoint: Checkpoint | None
+
+
+def open_source(
+    source: Any,
+    tokenizer: Any,
+    options: dict[str, Any],
+    role: Role,
+    check: Check | None = None,
+) -> Source:
+    """Load the checkpoint at `source` with `options` of `headswap.load`, or take a loaded model.
+
+    `check` may refuse the checkpoint by its other files. Raises `ConversionError` for
+    what can't do `role`, before any weight is read, and for options that a loaded model can't have.
+    """
+    if not isinstance(source, (str, PathLike)):
+        if tokenizer is None:
+            raise ConversionError("A loaded model needs tokenizer=; a path brings its own.")
+        if options:
+            raise ConversionError(
+                f"{', '.join(options)}: options of loading, and the model is loaded already."
+            )
+        require(source, role)
+        return Source(source, tokenizer, None)
+    checkpoint = open_checkpoint(source, trust_remote_code=options.get("trust_remote_code", False))
+    if check is not None:
+        check(checkpoint)
+    tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
+    dtype, device = options.pop("dtype", None), options.pop("device", None)
+    wanted = Options(tokenizer=tokenizer, **options)
+    if role != "classify":  # a classifier's own errors of loading say more
+        roles_of(checkpoint, wanted).require(role, checkpoint.name)
+    model = decide(checkpoint, wanted).load(dtype, device)
+    require(model, role)
+    return Source(model, tokenizer, checkpoint)
