@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.modules import read_modules, settings
 from headswap.registry.errors import UnsupportedHeadError
 
 
-def check_modules(checkpoint: Checkpoint) -> None:
-    """Refuse modules and settings of a CrossEncoder that headswap does not run.
+def check_modules(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, Any]:
+    """`options` as they are; refuses what a CrossEncoder has and headswap does not run.
 
     Label tokens that a LogitScore module names are read by loading itself.
     """
@@ -29,3 +31,4 @@ def check_modules(checkpoint: Checkpoint) -> None:
             "headswap does not; remove default_prompt_name and give template=.",
             prompt=prompt,
         )
+    return options

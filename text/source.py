@@ -14,7 +14,7 @@ from headswap.convert.job import decide
 from headswap.registry.errors import ConversionError
 from headswap.text.roles import Role, require, roles_of
 
-Check = Callable[[Checkpoint], None]
+Adjust = Callable[[Checkpoint, dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ def open_source(
     tokenizer: Any,
     options: dict[str, Any],
     role: Role,
-    check: Check | None = None,
+    adjust: Adjust | None = None,
 ) -> Source:
     """Load the checkpoint at `source` with `options` of `headswap.load`, or take a loaded model.
 
-    `check` may refuse the checkpoint by its other files. Raises `ConversionError` for
+    `adjust` may add options that the checkpoint's other files ask for. Raises `ConversionError` for
     what can't do `role`, before any weight is read, and for options that a loaded model can't have.
     """
     if not isinstance(source, (str, PathLike)):
@@ -48,8 +48,8 @@ def open_source(
         require(source, role)
         return Source(source, tokenizer, None)
     checkpoint = open_checkpoint(source, trust_remote_code=options.get("trust_remote_code", False))
-    if check is not None:
-        check(checkpoint)
+    if adjust is not None:
+        options = adjust(checkpoint, options)
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
     dtype, device = options.pop("dtype", None), options.pop("device", None)
     wanted = Options(tokenizer=tokenizer, **options)
