@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from headswap.convert.adapter import open_source
 from headswap.convert.bidirectional import bidirectional_pooling
-from headswap.convert.checkpoint import open_checkpoint
 from headswap.convert.classes import ConvertedClass
 from headswap.convert.conversion import Conversion, Method, label_pairs, stock_name
 from headswap.convert.decide import Options
@@ -211,8 +211,13 @@ def load(
     tokenizer: Any = None,
     allow_untrained_head: bool = False,
     trust_remote_code: bool = False,
+    adapter: Any = None,
 ) -> Any:
     """Load the checkpoint at `path` (a folder, a .gguf file or a hub id) as a converted model.
+
+    `adapter` is a PEFT adapter (a folder or a hub id) that is merged into the checkpoint; the path
+    of an adapter alone loads the base that it names as well. A head that it brings stands in place
+    of the checkpoint's own, and label tokens are read from the rows that it leaves.
 
     `task` is "classify" (the default for causal and base checkpoints), "reward", "embed" or
     "token-classify". `dtype` is the backbone's (fp32 unless given); the head always runs in fp32.
@@ -227,7 +232,8 @@ def load(
     registry's errors, each with what was asked, what was found and what to do.
     """
     options = Options(task, label_tokens, method, num_labels, id2label, problem_type, head, pooling,
-                      template, tokenizer, allow_untrained_head, trust_remote_code)  # fmt: skip
+                      template, tokenizer, allow_untrained_head, trust_remote_code,
+                      adapter)  # fmt: skip
     return prepare(path, options).load(dtype, device, **loader_options(tp_plan, device))
 
 
@@ -242,7 +248,7 @@ def resolve(source: Any, task: Task | None = None) -> Resolution:
     """Which class serves an architecture's name, a config or a checkpoint, and by which rule."""
     if isinstance(source, str) and "/" not in source and source.isidentifier():
         return global_registry.resolve(source, task)
-    config = source if hasattr(source, "model_type") else open_checkpoint(source).config
+    config = source if hasattr(source, "model_type") else open_source(source).config
     for name in config.architectures or global_registry.by_model_type(config.model_type):
         return global_registry.resolve(stock_name(name), task, model_type=config.model_type)
     raise ConversionError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,9 @@ from headswap.convert.weights import (
 from headswap.registry import global_registry
 from headswap.registry.errors import ArchitectureError, CheckpointError
 
+if TYPE_CHECKING:
+    from headswap.convert.adapter import Adapter
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
                    "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
                    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -38,7 +41,11 @@ _DOWNLOADS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with a config and weights. `raw` is config.json as stored ({} for a GGUF file)."""
+    """A folder with a config and weights. `raw` is config.json as stored ({} for a GGUF file).
+
+    Under a PEFT adapter, `adapter_head` holds the adapter's stored name of each head tensor that
+    it brings, and `head_labels` the config fields that name this head's labels (None: `raw` does).
+    """
 
     folder: Path
     config: Any
@@ -46,12 +53,21 @@ class Checkpoint:
     gguf_file: str | None = None
     trusted: bool = False
     onnx_file: str | None = None
+    adapter: Adapter | None = None
+    adapter_head: Mapping[str, str] = field(default_factory=dict)
+    head_labels: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
         """How messages call this checkpoint."""
         file = self.gguf_file or self.onnx_file
-        return str(self.folder / file if file else self.folder)
+        own = str(self.folder / file if file else self.folder)
+        return f"{own} with adapter {self.adapter.folder}" if self.adapter else own
+
+    def beside(self, *names: str) -> Path:
+        """The folder that holds one of the files `names`: the adapter's first, else the own."""
+        first = self.adapter.folder if self.adapter else self.folder
+        return first if any((first / name).exists() for name in names) else self.folder
 
     @property
     def architecture(self) -> str | None:
@@ -85,8 +101,13 @@ class Checkpoint:
 
     @cached_property
     def headers(self) -> Mapping[str, Header]:
-        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes."""
-        return self.stored if self.quantised is None else self.quantised.headers(self.stored)
+        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes, and
+        with the adapter's head in place of the own."""
+        plain = self.stored if self.quantised is None else self.quantised.headers(self.stored)
+        if self.adapter is None:
+            return plain
+        held = self.adapter.headers
+        return {**plain, **{name: held[stored] for name, stored in self.adapter_head.items()}}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor of `headers`; quantised ones dequantised."""
@@ -100,7 +121,13 @@ class Checkpoint:
     @property
     def has_tokenizer(self) -> bool:
         """Whether tokenizer files lie beside the weights."""
-        return bool(self.gguf_file) or any((self.folder / f).exists() for f in TOKENIZER_FILES[:7])
+        folder = self.tokenizer_folder
+        return bool(self.gguf_file) or any((folder / f).exists() for f in TOKENIZER_FILES[:7])
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer's files lie: the adapter's folder if it has them."""
+        return self.beside(*TOKENIZER_FILES[:7])
 
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer; `CheckpointError` if it has none or it can't be read."""
@@ -109,7 +136,7 @@ class Checkpoint:
         extra: dict[str, Any] = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         extra["trust_remote_code"] = self.trusted
         try:
-            found = AutoTokenizer.from_pretrained(str(self.folder), **extra)
+            found = AutoTokenizer.from_pretrained(str(self.tokenizer_folder), **extra)
             return gguf_tokenizer(found, self.folder / self.gguf_file) if self.gguf_file else found
         except Exception as error:
             raise CheckpointError(
@@ -119,12 +146,15 @@ class Checkpoint:
             ) from error
 
 
-def open_checkpoint(path: Any, *, trust_remote_code: bool = False) -> Checkpoint:
-    """The checkpoint at `path`: a folder, a .gguf or .onnx file, a folder with one, or a hub id.
+def open_checkpoint(
+    path: Any, *, trust_remote_code: bool = False, revision: str | None = None
+) -> Checkpoint:
+    """The checkpoint at `path`: a folder, a .gguf or .onnx file, a folder with one, or a hub id (of
+    the given revision).
 
     Raises `CheckpointError` saying what was found there.
     """
-    folder, file = _locate(path)
+    folder, file = _locate(path, revision)
     if file and file.endswith(".gguf"):
         config = _auto_config(folder, trust_remote_code, {}, gguf_file=file)
         return Checkpoint(folder, config, {}, file, trust_remote_code)
@@ -138,21 +168,24 @@ def open_checkpoint(path: Any, *, trust_remote_code: bool = False) -> Checkpoint
     return Checkpoint(folder, config, raw, trusted=trust_remote_code, onnx_file=file)
 
 
-def _locate(path: Any) -> tuple[Path, str | None]:
-    """The folder that holds the config, and the one file in it that holds everything else."""
+def local_folder(path: Any, revision: str | None = None) -> Path:
+    """`path` itself if it exists, else the local snapshot of the hub repository of that name."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise CheckpointError(
             f"{path!r} is no path; pass a folder, a .gguf file or a hub id.", path=str(path)
         )
     folder = Path(path).expanduser()
+    return folder if folder.exists() else _download(str(path), revision)
+
+
+def _locate(path: Any, revision: str | None) -> tuple[Path, str | None]:
+    folder = local_folder(path, revision)
     if folder.is_file() and folder.suffix == ".gguf":
         return folder.parent, folder.name
     if folder.is_file() and folder.suffix == ".onnx":
         above = folder.parent.parent  # optimum puts the graph into a folder beside the config
         home = folder.parent if (folder.parent / "config.json").exists() else above
         return home, folder.relative_to(home).as_posix()
-    if not folder.exists():
-        folder = _download(str(path))
     if not folder.is_dir():
         raise CheckpointError(
             f"{path} is not a checkpoint folder, a .gguf or an .onnx file.", path=str(path)
@@ -169,14 +202,14 @@ def _locate(path: Any) -> tuple[Path, str | None]:
     )
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     """The local snapshot of a hub repository (transformers' own cache and offline rules apply)."""
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=_DOWNLOADS))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADS))
         if not any(folder.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=["*.bin", "*.gguf"])
+            snapshot_download(name, revision=revision, allow_patterns=["*.bin", "*.gguf"])
         return folder
     except Exception as error:
         raise CheckpointError(

@@ -18,6 +18,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
+from headswap.convert.backbone import backbone_name, lift, row_width
 from headswap.convert.conversion import NON_STOCK, TASK_SUFFIX, Conversion, marks
 from headswap.convert.derive import output_layers
 from headswap.convert.model import (
@@ -143,18 +144,6 @@ def _methods(cls: type) -> set[str]:
     return {name for ancestor in family_part for name in vars(ancestor)}
 
 
-# Classes of transformers whose base_model_prefix is that of the multimodal model around them.
-_BACKBONES = dict.fromkeys(
-    ("FuyuForCausalLM", "Gemma3ForCausalLM", "JetMoeForCausalLM", "Llama4ForCausalLM",
-     "MllamaForCausalLM"), "model"
-)  # fmt: skip
-
-
-def backbone_name(source: type[PreTrainedModel]) -> str:
-    """The attribute that holds the backbone ("model" where the class names none)."""
-    return _BACKBONES.get(source.__name__) or source.base_model_prefix or "model"
-
-
 def _init_native(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     config = self.conversion.apply(config)
     self.source_class.__init__(self, config, *args, **kwargs)
@@ -191,31 +180,6 @@ def _fit_output(model: Any, output: Dense) -> None:
     out = layer_width(output, linear.in_features, model.config.num_labels)
     if linear.out_features != out or (linear.bias is not None) != output.bias:
         _attach(model, output, nn.Linear(linear.in_features, out, bias=bool(output.bias)))
-
-
-def lift(source: PreTrainedModel) -> nn.Module:
-    """The backbone of `source`: the module under its prefix, or `source` itself if it is one.
-
-    Raises `UnsupportedHeadError` for a class with an output embedding and no backbone under its
-    prefix: its output would be taken for hidden states.
-    """
-    name = backbone_name(type(source))
-    if hasattr(source, name):
-        return getattr(source, name)  # type: ignore[no-any-return]
-    if source.get_output_embeddings() is not None:
-        raise UnsupportedHeadError(
-            f"{type(source).__name__} names its backbone {name!r} (base_model_prefix), but has no "
-            "such attribute; mend the class."
-        )
-    return source
-
-
-def row_width(source: PreTrainedModel) -> int:
-    """Width of the rows that the source feeds its own output embedding, else its hidden size."""
-    output = source.get_output_embeddings()
-    if isinstance(output, nn.Linear):
-        return output.in_features
-    return int(source.config.get_text_config().hidden_size)
 
 
 def attach_head(model: Any, spec: HeadSpec, width: int) -> None:

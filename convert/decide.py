@@ -41,10 +41,14 @@ class Options:
     tokenizer: Any = None
     allow_untrained_head: bool = False
     trust_remote_code: bool = False
+    adapter: Any = None
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
-    """What the stored architecture is for; a causal or base checkpoint becomes a classifier."""
+    """What the adapter was trained for, else what the stored architecture is for; a causal or base
+    checkpoint becomes a classifier."""
+    if checkpoint.adapter is not None and checkpoint.adapter.task is not None:
+        return checkpoint.adapter.task
     own = own_task(checkpoint)
     return "classify" if own in ("generate", "embed", None) else own
 
@@ -158,6 +162,8 @@ def decide_labels(
 def _raw(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The stored config, without label fields where the checkpoint has no classification head
     (transformers writes two made-up labels into many causal configs)."""
+    if checkpoint.head_labels is not None:
+        return checkpoint.head_labels
     own = own_task(checkpoint)
     return {} if own in ("generate", "embed", None) else checkpoint.raw
 

@@ -59,7 +59,7 @@ def stored_pooling(checkpoint: Checkpoint) -> Pooling:
     Raises `UnsupportedHeadError` for a mode that a model by itself does not have, and for several
     at once; `headswap.text.Embedder` has all of them.
     """
-    for module in read_modules(checkpoint.folder):
+    for module in read_modules(checkpoint.beside("modules.json")):
         if module.kind == "Pooling":
             return _one(read_pooling(module.config, str(module.folder / "config.json")).modes)
     return default_pooling(checkpoint.config.model_type)

@@ -6,14 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from headswap.convert.accounts import account, problems_of
+from headswap.convert.adapter import open_source, trained_head, with_head
 from headswap.convert.aliases import stored_family, stored_names
 from headswap.convert.bidirectional import bidirectional_pooling
-from headswap.convert.checkpoint import Checkpoint, open_checkpoint
+from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.classes import as_non_stock, head_spec
 from headswap.convert.conversion import (
     Conversion,
@@ -41,14 +43,14 @@ from headswap.convert.decide import (
 from headswap.convert.intent import intended, without_intent
 from headswap.convert.labels import LabelSpace
 from headswap.convert.loading import (
-    LoadingInfo,
     check_place,
     drop_reason,
     head_tensors,
     meta_state,
     read_class,
 )
-from headswap.convert.plan import Action, ConversionPlan, TensorPlan
+from headswap.convert.merging import account_adapter, merge_adapter
+from headswap.convert.plan import ConversionPlan, TensorPlan
 from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
 from headswap.convert.weights import check_finite, check_numbers
@@ -58,9 +60,6 @@ from headswap.registry.errors import (
     UnknownArchitectureError,
     WeightError,
 )
-
-MOST = 6
-"""Tensors that a plan's problems name one by one."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,10 @@ class Job:
             extra["gguf_file"] = self.checkpoint.gguf_file
         if self.key_mapping:
             extra["key_mapping"] = self.key_mapping
-        if not (self.bare_prefix or self.checkpoint.quantised or self.checkpoint.onnx_file):
-            return str(self.checkpoint.folder), extra
-        extra["state_dict"] = self._prefixed(self.checkpoint.tensors())
+        head, checkpoint = trained_head(self.checkpoint), self.checkpoint
+        if not (self.bare_prefix or head or checkpoint.quantised or checkpoint.onnx_file):
+            return str(checkpoint.folder), extra
+        extra["state_dict"] = self._prefixed({**checkpoint.tensors(), **head})
         return None, extra
 
     def _prefixed(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,6 +118,8 @@ class Job:
         """The converted model in eval mode, every tensor accounted for."""
         check_place(dtype, device)
         source, extra = self.source()
+        if self.checkpoint.adapter is not None:
+            extra["adapt"] = partial(merge_adapter, checkpoint=self.checkpoint)
         model = self.serving.cls.from_pretrained(
             source,
             allow_untrained_head=self.options.allow_untrained_head,
@@ -169,52 +171,15 @@ class Job:
                 loaded, None, config=self.config, state_dict=state, device_map={"": "meta"}, **extra
             )
             tensors = account(self.checkpoint, model, info)
+            tensors += account_adapter(model, self.checkpoint)
         rows = "output rows of the label tokens"
         tensors += [TensorPlan(name, "derived", (), rows) for name in derived]
         allow = self.options.allow_untrained_head
-        return head, tensors, _problems(tensors, set(head.tensors()), allow)
+        return head, tensors, problems_of(tensors, set(head.tensors()), allow)
 
     @property
     def _derives(self) -> bool:
         return bool(self.serving.cls.conversion.label_ids)
-
-
-def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[TensorPlan]:
-    """What becomes of every stored tensor of `checkpoint`, and which ones `model` still lacks."""
-    needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    wrong = {name for name, _, _ in info.mismatched}
-    found = []
-    for name, (shape, _) in sorted(checkpoint.headers.items()):
-        if name in info.unexpected:
-            reason = drop_reason(name)
-            action: Action = "dropped" if reason else "unexpected"
-            found.append(TensorPlan(name, action, shape, reason or "no place for it"))
-        elif name not in wrong:
-            found.append(TensorPlan(name, "used" if name in needed else "renamed", shape))
-    if checkpoint.quantised is not None:
-        found = checkpoint.quantised.as_stored(found, checkpoint.stored)
-    for name in info.missing:
-        found.append(TensorPlan(name, "missing", needed.get(name, ()), "not in the checkpoint"))
-    for name, stored, wanted in info.mismatched:
-        reason = f"the class needs {list(wanted)}"
-        shape = stored or checkpoint.headers.get(name, ((), None))[0]
-        found.append(TensorPlan(name, "mismatched", shape, reason))
-    return found
-
-
-def _problems(tensors: list[TensorPlan], head: set[str], allow_untrained: bool) -> list[str]:
-    bad = [t for t in tensors if t.action in ("missing", "unexpected", "mismatched")]
-    headless = [t for t in bad if t.action == "missing" and t.name in head]
-    if allow_untrained:
-        bad = [t for t in bad if t not in headless]
-    problems = [f"{t.action}: {t.name} ({t.reason})" for t in bad[:MOST]]
-    if len(bad) > MOST:
-        problems.append(f"and {len(bad) - MOST} more tensors")
-    if headless and not allow_untrained:
-        problems.append(
-            "give label_tokens to make the head from output rows, or allow_untrained_head=True"
-        )
-    return problems
 
 
 def _known(architecture: str) -> bool:
@@ -230,7 +195,8 @@ def prepare(path: Any, options: Options) -> Job:
 
     Raises `HeadswapError`s that name what was asked, what was found and what to do.
     """
-    return decide(open_checkpoint(path, trust_remote_code=options.trust_remote_code), options)
+    trust = options.trust_remote_code
+    return decide(open_source(path, options.adapter, trust_remote_code=trust), options)
 
 
 def decide(checkpoint: Checkpoint, options: Options) -> Job:
@@ -271,6 +237,7 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     if checkpoint.quantised is None:
         check_numbers(checkpoint.headers, drop_reason, checkpoint.name)
     serving = serve(architecture, conversion, config.model_type, resolution=remote)
+    checkpoint = with_head(checkpoint, serving.cls, serving.cls.conversion.labels is not None)
     config, labels = decide_labels(checkpoint, serving.cls, options)
     if inexact(config):
         serving = replace(serving, cls=as_non_stock(serving.cls), stock=False)
@@ -286,6 +253,8 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     pad_id, notes = pad_id_of(checkpoint, options)
     if checkpoint.quantised is not None:
         notes += checkpoint.quantised.notes
+    if checkpoint.adapter is not None:
+        notes = (f"{checkpoint.adapter.kind} adapter {checkpoint.adapter.folder} merged", *notes)
     if options.template is not None:
         mark(config, template=options.template)
     return Job(checkpoint, options, serving, config, labels, pad_id, notes)

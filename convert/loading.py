@@ -133,15 +133,17 @@ def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kw
     """What `ConvertedModel.from_pretrained` does; see there."""
     wants_info = kwargs.pop("output_loading_info", False)
     name, (path, kwargs) = path, plain_source(cls, path, kwargs)
+    adapt = kwargs.pop("adapt", None)  # merges an adapter into what was loaded
     if cls.conversion.label_ids:
         from headswap.convert.share import convert_model
 
         lm, info = read_class(cls.lm_class, path, *args, **kwargs)
         check_tensors(cls.lm_class, name, info)
-        model = convert_model(lm, cls).eval()
+        model = convert_model(adapt(lm) if adapt else lm, cls).eval()
     else:
         model, info = read_class(cls, path, *args, **kwargs)
         check_head(model, name, info, allow_untrained_head)
+        model = adapt(model) if adapt else model
         check_bidirectional(model)
     return (model, vars_of(info)) if wants_info else model
 

@@ -11,8 +11,9 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import PreTrainedModel
 
+from headswap.convert.backbone import lift
 from headswap.convert.bidirectional import check_bidirectional
-from headswap.convert.classes import as_non_stock, lift
+from headswap.convert.classes import as_non_stock
 from headswap.convert.conversion import inexact, mark, marks, unmarked
 from headswap.convert.derive import (
     DerivedHead,

@@ -94,6 +94,8 @@ class Stream:
 
 def obstacle(job: Job, dtype: torch.dtype | None) -> str | None:
     """Why the conversion can't be a copy; None if it can, as far as the job tells."""
+    if job.checkpoint.adapter is not None:
+        return "an adapter is merged into it"
     if job.checkpoint.quantised is not None:
         return "it is quantised"
     held = {header[1] for header in job.checkpoint.headers.values()}

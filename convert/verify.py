@@ -22,6 +22,7 @@ from headswap.convert.conversion import text_field
 from headswap.convert.decide import Options
 from headswap.convert.job import Job, prepare
 from headswap.convert.loading import check_tensors, read_class
+from headswap.convert.merging import attach_adapter
 from headswap.registry.errors import ConversionError
 
 LENGTHS = (5, 11, 8, 3)
@@ -192,6 +193,8 @@ def _read(job: Job, cls: Any) -> Any:
     text = model.config.get_text_config()
     if getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = 0  # a score class refuses batches without one
+    if job.checkpoint.adapter is not None:
+        attach_adapter(model, job.checkpoint)  # unmerged: PEFT's own way to run it
     return model.eval()
 
 

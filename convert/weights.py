@@ -44,7 +44,7 @@ def read_shards(folder: Path) -> dict[Path, dict[str, Header]]:
     Raises `CheckpointError` for no weights, a damaged file, a name in two files, or an index that
     names a file outside the folder or a tensor that its file lacks.
     """
-    for single, read in zip(_WEIGHTS, (_safetensors, _pickled), strict=True):
+    for single, read in zip(_WEIGHTS, (safetensors_headers, pickled_headers), strict=True):
         index, listed = _index(folder, single)
         if (folder / single).exists():
             if set(listed.values()) - {single}:
@@ -56,7 +56,7 @@ def read_shards(folder: Path) -> dict[Path, dict[str, Header]]:
             listed = listed or {"": single}
         if listed:
             files = [folder / name for name in sorted(set(listed.values()))]
-            shards = {file: _guarded(file, read) for file in files}
+            shards = {file: guarded(file, read) for file in files}
             _check_index(index, listed, shards)
             return shards
     raise CheckpointError(
@@ -154,7 +154,7 @@ def _brief(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def _guarded(file: Path, read: Callable[[Path], dict[str, Header]]) -> dict[str, Header]:
+def guarded(file: Path, read: Callable[[Path], dict[str, Header]]) -> dict[str, Header]:
     try:
         return read(file)
     except CheckpointError:
@@ -165,7 +165,7 @@ def _guarded(file: Path, read: Callable[[Path], dict[str, Header]]) -> dict[str,
         ) from error
 
 
-def _safetensors(file: Path) -> dict[str, Header]:
+def safetensors_headers(file: Path) -> dict[str, Header]:
     from safetensors import safe_open
 
     with safe_open(str(file), framework="pt") as handle:
@@ -183,7 +183,7 @@ def safetensors_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _pickled(file: Path) -> dict[str, Header]:
+def pickled_headers(file: Path) -> dict[str, Header]:
     state = _unpickled(file, "meta")
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
 

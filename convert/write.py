@@ -136,7 +136,7 @@ def _copy_tokenizer(job: Job, folder: Path) -> None:
         save_tokenizer(job.checkpoint.tokenizer(), folder)
         return
     for name in TOKENIZER_FILES:
-        file = job.checkpoint.folder / name
+        file = job.checkpoint.tokenizer_folder / name
         if file.exists():
             shutil.copyfile(file, folder / name)
 

@@ -29,9 +29,9 @@ def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
     x = rows.float()
     for layer in spec.layers:
         if isinstance(layer, Dense):
-            x = x if layer.applied else _linear(model.get_submodule(layer.path), x)
+            x = x if layer.applied else _linear(_module(model, layer.path), x)
         elif isinstance(layer, Norm):
-            x = _norm(model.get_submodule(layer.path), x)
+            x = _norm(_module(model, layer.path), x)
         elif isinstance(layer, Activation):
             x = _activation(str(layer.name))(x)
         elif isinstance(layer, Dropout):
@@ -45,6 +45,21 @@ def run_head(model: nn.Module, spec: HeadSpec, rows: Tensor) -> Tensor:
         else:
             raise UnsupportedHeadError(f"Unknown head layer {layer!r} in family {spec.family!r}.")
     return x
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    """The layer at `path`; refuses PEFT's wrapper of a head of several layers in a batch of several
+    adapters: the wrapper chooses each row's adapter when it is called, and we call what is inside.
+    """
+    *parents, _ = path.split(".")
+    for depth in range(1, len(parents) + 1):
+        wrapper = model.get_submodule(".".join(parents[:depth]))
+        if "modules_to_save" in wrapper._modules and wrapper._forward_pre_hooks:
+            raise UnsupportedHeadError(
+                f"{'.'.join(parents[:depth])} has several layers, of which PEFT can't choose one "
+                "for each row; run the rows of each adapter together, after set_adapter()."
+            )
+    return model.get_submodule(path)
 
 
 def _linear(module: nn.Module, x: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ CHECKPOINT = (
     "pooling",
     "allow_untrained_head",
     "trust_remote_code",
+    "adapter",
 )
 # For each call: how many positional arguments it takes, and keywords that it must accept.
 CALLS: dict[str, tuple[int, tuple[str, ...]]] = {

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from headswap.convert.checkpoint import Checkpoint, open_checkpoint
+from headswap.convert.adapter import open_source as open_adapted
+from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.decide import Options
 from headswap.convert.job import decide
 from headswap.registry.errors import ConversionError
@@ -47,7 +48,8 @@ def open_source(
             )
         require(source, role)
         return Source(source, tokenizer, None)
-    checkpoint = open_checkpoint(source, trust_remote_code=options.get("trust_remote_code", False))
+    trust = options.get("trust_remote_code", False)
+    checkpoint = open_adapted(source, options.get("adapter"), trust_remote_code=trust)
     if adjust is not None:
         options = adjust(checkpoint, options)
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()

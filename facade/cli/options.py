@@ -49,6 +49,7 @@ LOAD: dict[str, Any] = {
     "trust_remote_code": Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that lies in the checkpoint.")
     ],
+    "adapter": Annotated[str | None, typer.Option(help="A PEFT adapter to merge: folder or id.")],
 }
 
 
