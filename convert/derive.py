@@ -183,6 +183,8 @@ def head_of_rows(
 def is_packed(module: nn.Module) -> bool:
     """Whether a linear layer's weight is something else than plain numbers."""
     weight = getattr(module, "weight", None)
+    if hasattr(weight, "to_local"):  # split over processes: what each holds decides
+        weight = weight.to_local()
     if not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter):
         return True
     return not weight.is_floating_point() or weight.element_size() < 2

@@ -61,10 +61,13 @@ def _code(value: Any) -> bool:
 
 
 def _mark(value: Any) -> bool:
-    """What headswap writes: words, numbers and flags."""
+    """What headswap writes: words, numbers, flags, and names of tensors."""
     if not isinstance(value, Mapping):
         return False
     words = ("task", "head", "pooling", "template")
+    names = value.get("untrained_head")
+    if isinstance(names, list):
+        value = {**value, "untrained_head": all(isinstance(name, str) for name in names) or names}
     return all(
         isinstance(each, str) if name in words else isinstance(each, str | int | float | None)
         for name, each in value.items()

@@ -79,9 +79,10 @@ def intended(
 def without_intent(config: Any) -> Any:
     """`config` without the statement, which the head that was made of it replaces."""
     for level in (config, config.get_text_config()):
-        if level.__dict__.get(TOKENS) is not None:
+        held = getattr(level, "__dict__", {})  # an inner config may be a plain object
+        if held.get(TOKENS) is not None:
             for name in FIELDS:
-                level.__dict__.pop(name, None)
+                held.pop(name, None)
     return config
 
 

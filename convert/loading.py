@@ -24,6 +24,7 @@ from headswap.convert.conversion import mark
 from headswap.convert.model import require_head
 from headswap.convert.parallel import settle
 from headswap.convert.quantised import forget_settings, settings_of
+from headswap.convert.weights import read_json
 from headswap.heads import Norm
 from headswap.registry.errors import (
     CheckpointError,
@@ -157,9 +158,9 @@ def plain_source(cls: Any, path: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     given = {"state_dict", "gguf_file"} & kwargs.keys()
     if given or path is None or not Path(path, "config.json").exists():
         return path, kwargs
-    checkpoint = open_checkpoint(path, trust_remote_code=bool(kwargs.get("trust_remote_code")))
-    if settings_of(checkpoint.raw) is None:
+    if settings_of(read_json(Path(path, "config.json"))) is None:
         return path, kwargs
+    checkpoint = open_checkpoint(path, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     config, rest = kwargs.get("config"), {k: v for k, v in kwargs.items() if k != "config"}
     if config is None:
         config, rest = cls.config_class.from_pretrained(path, return_unused_kwargs=True, **rest)

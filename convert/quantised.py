@@ -129,7 +129,7 @@ def forget_settings(config: Any) -> None:
     """Take the settings out of a config, whose weights will be plain ones."""
     for part in (config, config.get_text_config()):
         for key in ("quantization_config", "compression_config"):
-            part.__dict__.pop(key, None)
+            getattr(part, "__dict__", {}).pop(key, None)  # an inner one may be a plain object
 
 
 def make_readable(raw: Mapping[str, Any]) -> None:

@@ -125,8 +125,9 @@ def stream(job: Job) -> Stream | None:
             return None
         head = _derived(job, stored[output], config)
     needed = {name: tuple(t.shape) for name, t in empty_model(cls, config).state_dict().items()}
+    inside = f"{cls.backbone_name}."  # BERT's pooler goes with the backbone, in its dtype
     for name in head_spec(cls, config).tensors():
-        if name in stored and name not in head:
+        if name in stored and name not in head and not name.startswith(inside):
             head[name] = stored[name].read().float()
     check_finite(head, job.checkpoint.name)
     kept = {name: piece.shape for name, piece in stored.items() if name in needed}

@@ -305,7 +305,12 @@ def test_sizes_that_no_model_has_are_refused(one: Path, field: str, value: int) 
 
 
 def test_modules_json_of_another_form_is_named(one: Path) -> None:
-    for content in ("3", '["x"]', "{", '[{"path": "../one", "type": "x.Pooling"}]'):
+    for content in (
+        "3",
+        '["x"]',
+        "{",
+        '[{"path": "../one", "type": "sentence_transformers.models.Pooling"}]',
+    ):
         (one / "modules.json").write_text(content)
         with pytest.raises(headswap.CheckpointError, match=r"modules\.json"):
             headswap.load(one, task="embed")

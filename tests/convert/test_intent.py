@@ -177,7 +177,7 @@ def test_a_module_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     saved(inside)
     logit_score(inside, at="../outside", true_token_id=YES)
-    with pytest.raises(headswap.CheckpointError, match="inside the folder"):
+    with pytest.raises(headswap.CheckpointError, match="outside its folder"):
         headswap.load(inside)
 
 
