@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headswap.convert.checkpoint import Checkpoint, Header
+from headswap.convert.checkpoint import Checkpoint
+from headswap.convert.weights import Header
 from headswap.heads import HeadSpec
 from headswap.registry.errors import WeightError
 

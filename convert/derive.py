@@ -182,8 +182,10 @@ def head_of_rows(
 
 def is_packed(module: nn.Module) -> bool:
     """Whether a linear layer's weight is something else than plain numbers."""
-    weight = getattr(module, "weight", None)
-    if hasattr(weight, "to_local"):  # split over processes: what each holds decides
+    weight: Any = getattr(module, "weight", None)
+    if weight is not None and hasattr(
+        weight, "to_local"
+    ):  # split over processes: what each holds decides
         weight = weight.to_local()
     if not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter):
         return True

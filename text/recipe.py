@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headswap.convert.checkpoint import Checkpoint, read_tensors
+from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.embedding import StoredPooling, read_pooling
 from headswap.convert.modules import Module, read_json, read_modules, settings
+from headswap.convert.weights import read_tensors
 from headswap.registry.errors import UnsupportedHeadError, WeightError
 from headswap.text.lengths import Limit
 

@@ -309,7 +309,7 @@ def test_modules_json_of_another_form_is_named(one: Path) -> None:
         "3",
         '["x"]',
         "{",
-        '[{"path": "../one", "type": "sentence_transformers.models.Pooling"}]',
+        '[{"path": "../two", "type": "sentence_transformers.models.Pooling"}]',
     ):
         (one / "modules.json").write_text(content)
         with pytest.raises(headswap.CheckpointError, match=r"modules\.json"):
