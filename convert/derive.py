@@ -243,7 +243,9 @@ def check_derived(
             f"{type(lm).__name__} has output rows of width {width} and states of width "
             f"{state.shape[-1]}: layers stand between them that headswap does not know."
         )
-    logits = lm(input_ids=probe, use_cache=False).logits[:, -1, list(ids)].float()
+    # Gemma 3n shares keys between layers, in 4.57 by way of the cache.
+    cache = {} if _text_field(lm.config, "num_kv_shared_layers") else {"use_cache": False}
+    logits = lm(input_ids=probe, attention_mask=mask, **cache).logits[:, -1, list(ids)].float()
     wanted = logits[:, 1:] - logits[:, :1] if method == "difference" else logits
     found = model(input_ids=probe, attention_mask=mask).logits
     difference = float((found - wanted).abs().max())

@@ -35,10 +35,13 @@ def test_the_class_s_own_token_logits(model_type: str, counted: Any) -> None:
     counted("label tokens")
     rows, _ = batch()
     alone = [torch.tensor([row]) for row in rows[: 1 if model_type in NO_MASK else None]]
-    wanted = torch.cat([source(ids).logits[:, -1, TOKENS] for ids in alone])
+    wanted = torch.cat(
+        [source(ids, attention_mask=torch.ones_like(ids)).logits[:, -1, TOKENS] for ids in alone]
+    )
     model = headswap.as_seq_cls_model(source, label_tokens=TOKENS)
     found = torch.cat([model(ids, attention_mask=torch.ones_like(ids)).logits for ids in alone])
     torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=0)
     one = headswap.as_seq_cls_model(source, label_tokens=TOKENS[:2], method="difference")
     difference = wanted[:, [1]] - wanted[:, [0]]
-    torch.testing.assert_close(one(alone[0]).logits, difference[:1], atol=TOLERANCE, rtol=0)
+    first = one(alone[0], attention_mask=torch.ones_like(alone[0])).logits
+    torch.testing.assert_close(first, difference[:1], atol=TOLERANCE, rtol=0)
