@@ -141,8 +141,8 @@ NO_TOKENS_HERE: dict[str, str] = {
 """Types whose own token classifier can't be compared."""
 
 TRANSFORMS_STATE = frozenset(
-    ["bert", "big_bird", "camembert", "data2vec-text", "dory", "electra", "ernie", "mega", "megatron-bert",
-     "modernbert-decoder", "rembert", "roberta", "roberta-prelayernorm", "roc_bert",
-     "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"]
+    ["bert", "big_bird", "camembert", "data2vec-text", "dory", "electra", "ernie", "mega",
+     "megatron-bert", "modernbert-decoder", "rembert", "roberta", "roberta-prelayernorm",
+     "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"]
 )  # fmt: skip
 """Types whose language model has more layers between the state and its output rows."""
