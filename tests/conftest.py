@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -49,3 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         skip = pytest.mark.skip(reason="no Spyre compiler is installed")
         for item in marked:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """`n/N exact` for each kind of comparison, and what was not compared, with its reason."""
+    seen: dict[str, list[tuple[bool, str]]] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            if report.when != "call":
+                continue
+            for kind, note in report.user_properties:
+                seen.setdefault(kind, []).append((outcome == "passed", note))
+    for kind, found in sorted(seen.items()):
+        exact = [note for passed, note in found if passed and not note.startswith("-")]
+        terminalreporter.write_line(f"{kind}: {len(exact)}/{len(found)} exact")
+        for _, note in sorted(found):
+            if note.startswith("-"):
+                terminalreporter.write_line(f"  {note}")
