@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tiny_models import alone, rows, tiny, word_tokenizer
+from zoo import CAUSAL, zoo_model
 
 import headswap
 from headswap.convert import verify
@@ -202,3 +203,11 @@ def test_verify_sees_a_wrong_formula(saved: Any, monkeypatch: Any) -> None:
     folder = saved("roberta", SEQ, num_labels=3)
     monkeypatch.setattr("headswap.heads.executor._activation", lambda _: torch.nn.ReLU())
     assert not verify(folder).ok
+
+
+def test_a_constant_that_is_rounded_in_bf16_is_no_difference(tmp_path: Path) -> None:
+    """Gemma scales its embeddings by a constant of the model's dtype; the text model of Gemma 3 is
+    renamed on loading, so the whole model is loaded and compared."""
+    zoo_model("gemma3", CAUSAL).to(torch.bfloat16).save_pretrained(tmp_path / "in")
+    report = headswap.convert_checkpoint(tmp_path / "in", tmp_path / "out", label_tokens=[7, 41])
+    assert report.parity < 1e-5
