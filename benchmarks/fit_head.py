@@ -63,6 +63,12 @@ class Case:
     path: Path
     options: dict[str, str]
     most: int | None
+    asked: bool = False
+
+    def template(self, texts: str) -> str | None:
+        """The question behind a text, whose answer the last state is about to give."""
+        words = "Subjective or objective" if texts == "subjectivity" else "Positive or negative"
+        return f"{{text}}\n{words}:" if self.asked else None
 
 
 def vader(archive: Path) -> Iterator[Texts]:
@@ -132,7 +138,8 @@ def fit(case: Case, given: Texts) -> str:
     computed = text_fit._states
     with patch.object(text_fit, "_states", once), patch.object(text_fit, "split", parts):
         found = [headswap.fit_head(model, tokenizer, chosen.texts, chosen.labels, seed=seed,
-                                   max_length=MAX_LENGTH) for seed in SPLITS]  # fmt: skip
+                                   max_length=MAX_LENGTH, template=case.template(given.name))
+                 for seed in SPLITS]  # fmt: skip
     spent = time.perf_counter() - started
     fitted = found[-1]
     gap = reloaded_gap(fitted.model, tokenizer, chosen.texts[:16], stock=not case.options)
@@ -222,9 +229,11 @@ def main() -> None:
         Case("MiniLM, mean + score", encoder, {"head": "score", "pooling": "mean"}, most),
         Case("MiniLM, own pooler", encoder, {}, most),
     ]
-    if "SmolLM2, score".startswith(options.only):
+    if options.only.startswith("SmolLM2") or not options.only:
         decoder = plain(locate(SMOLLM2), options.folder)
-        cases.append(Case("SmolLM2, score", decoder, {}, options.decoder_texts))
+        most = options.decoder_texts
+        cases += [Case("SmolLM2, score", decoder, {}, most),
+                  Case("SmolLM2, score, asked", decoder, {}, most, asked=True)]  # fmt: skip
     given = [one for one in sets(options) if one.name in (options.sets or one.name)]
     print(HEADER, flush=True)
     for case in cases:
