@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from headswap.convert.checkpoint import Checkpoint
-from headswap.convert.loading import LoadingInfo, drop_reason
+from headswap.convert.drops import drop_reason
+from headswap.convert.loading import LoadingInfo
 from headswap.convert.plan import Action, TensorPlan
 
 MOST = 6
@@ -20,7 +21,7 @@ def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[Tenso
     found = []
     for name, (shape, _) in sorted(checkpoint.headers.items()):
         if name in info.unexpected:
-            reason = drop_reason(name)
+            reason = drop_reason(name, type(model))
             action: Action = "dropped" if reason else "unexpected"
             found.append(TensorPlan(name, action, shape, reason or "no place for it"))
         elif name not in wrong:

@@ -40,11 +40,11 @@ from headswap.convert.decide import (
     task_of,
     with_prefix,
 )
+from headswap.convert.drops import drop_reason
 from headswap.convert.intent import intended, without_intent
 from headswap.convert.labels import LabelSpace
 from headswap.convert.loading import (
     check_place,
-    drop_reason,
     head_tensors,
     meta_state,
     read_class,

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import difflib
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from headswap.convert.bidirectional import check_bidirectional
 from headswap.convert.checkpoint import open_checkpoint
 from headswap.convert.classes import head_spec
 from headswap.convert.conversion import mark
+from headswap.convert.drops import drop_reason
 from headswap.convert.model import require_head
 from headswap.convert.parallel import settle
 from headswap.convert.quantised import forget_settings, settings_of
@@ -33,22 +33,6 @@ from headswap.registry.errors import (
     WeightError,
 )
 
-# Tensors that a converted model has no use for, each with the reason that the report gives.
-_DROPS = tuple(
-    (re.compile(pattern), reason)
-    for pattern, reason in (
-        (r"(^|\.)(lm_head|embed_out|output_projection|proj_out)\.", "language-model head"),
-        (r"^(cls|predictions|generator_predictions|discriminator_predictions|vocab_transform|"
-         r"vocab_layer_norm|vocab_projector|lm_predictions|pred_layer|lm_loss|"
-         r"mlm_bias_fc|output)\.", "pre-training head"),
-        (r"^funnel\.decoder\.", "decoder that a classifier does without"),
-        (r"(^|\.)pooler\.", "pooler that this head does not use"),
-        (r"(^|\.)(position_ids|token_type_ids)$", "buffer that is computed, not stored"),
-        (r"\.rotary_emb\.inv_freq$|\.inv_freq$", "buffer that is computed, not stored"),
-        (r"\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$", "causal mask buffer"),
-    )
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class LoadingInfo:
@@ -57,11 +41,6 @@ class LoadingInfo:
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     mismatched: tuple[tuple[str, Any, Any], ...]
-
-
-def drop_reason(name: str) -> str | None:
-    """Why a converted model needs no tensor `name`; None if no reason is known."""
-    return next((reason for pattern, reason in _DROPS if pattern.search(name)), None)
 
 
 def read_class(cls: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, LoadingInfo]:
@@ -223,7 +202,7 @@ def check_tensors(cls: type, path: Any, info: LoadingInfo) -> None:
             missing=(),
             unexpected=tuple(name for name, _, _ in info.mismatched),
         )
-    stray = tuple(name for name in info.unexpected if drop_reason(name) is None)
+    stray = tuple(name for name in info.unexpected if drop_reason(name, cls) is None)
     if info.missing or stray:
         raise WeightError(_account(cls, path, info.missing, stray), missing=info.missing,
                           unexpected=stray)  # fmt: skip

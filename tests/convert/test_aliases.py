@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import alone, rows, tiny
+from zoo import SEQUENCE, zoo_model
 
 import headswap
 
@@ -105,3 +106,19 @@ def test_the_same_tensors_in_another_class_are_refused_unless_named(tmp_path: Pa
         headswap.load(tmp_path)
     model = headswap.load(tmp_path, head="score-mlp")
     torch.testing.assert_close(alone(model, rows()), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "distilbert"])
+def test_an_embedder_leaves_a_classifier_s_head_out(tmp_path: Path, kind: str) -> None:
+    source = zoo_model(kind, SEQUENCE, num_labels=2)
+    source.save_pretrained(tmp_path)
+    plan = headswap.plan(tmp_path, task="embed")
+    assert plan.ok
+    assert any("embedder" in tensor.reason for tensor in plan.tensors)
+    model = headswap.load(tmp_path, task="embed")
+    ids = torch.tensor([rows()[0]])
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        backbone = getattr(source, source.base_model_prefix)
+        wanted = backbone(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
