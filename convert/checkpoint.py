@@ -45,6 +45,7 @@ class Checkpoint:
 
     Under a PEFT adapter, `adapter_head` holds the adapter's stored name of each head tensor that
     it brings, and `head_labels` the config fields that name this head's labels (None: `raw` does).
+    `layout` is the name under which a stored tensor is read, where that is another.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class Checkpoint:
     adapter: Adapter | None = None
     adapter_head: Mapping[str, str] = field(default_factory=dict)
     head_labels: Mapping[str, Any] | None = None
+    layout: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -101,9 +103,10 @@ class Checkpoint:
 
     @cached_property
     def headers(self) -> Mapping[str, Header]:
-        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes, and
-        with the adapter's head in place of the own."""
+        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes, under
+        the names of `layout`, and with the adapter's head in place of the own."""
         plain = self.stored if self.quantised is None else self.quantised.headers(self.stored)
+        plain = {self.layout.get(name, name): header for name, header in plain.items()}
         if self.adapter is None:
             return plain
         held = self.adapter.headers
@@ -112,7 +115,8 @@ class Checkpoint:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor of `headers`; quantised ones dequantised."""
         found = dict(self._onnx) if self.onnx_file else read_tensors(self.folder)
-        return found if self.quantised is None else self.quantised.plain(found)
+        plain = found if self.quantised is None else self.quantised.plain(found)
+        return {self.layout.get(name, name): tensor for name, tensor in plain.items()}
 
     @cached_property
     def _onnx(self) -> dict[str, torch.Tensor]:

@@ -13,7 +13,6 @@ from headswap.convert.classes import head_spec
 from headswap.convert.conversion import Method, label_pairs, mark, marks, stock_name, text_field
 from headswap.convert.derive import label_names, label_token_ids
 from headswap.convert.labels import LabelSpace, label_space
-from headswap.heads import release
 from headswap.registry import Task, global_registry
 from headswap.registry.errors import (
     ArchitectureError,
@@ -179,31 +178,7 @@ def pad_id_of(checkpoint: Checkpoint, options: Options) -> tuple[int | None, tup
     return int(found), (f"pad_token_id {found} taken from the tokenizer",)
 
 
-def bare_prefix(checkpoint: Checkpoint, cls: Any, config: Any) -> str:
-    """The prefix of a checkpoint whose backbone is stored without one, beside a stored head.
-
-    transformers 5 finds it out by itself; 4.57 takes such a file for a damaged one.
-    """
-    if release() >= 5:
-        return ""
-    renames = getattr(cls.source_class, "_checkpoint_conversion_mapping", None)
-    if cls.conversion.task == "embed" or renames:  # a class with renamings stores other prefixes
-        return ""
-    prefix, stored = f"{cls.backbone_name}.", checkpoint.headers
-    head = set(head_spec(cls, config).tensors())
-    bare = not any(name.startswith(prefix) for name in stored)
-    return prefix if bare and not head.isdisjoint(stored) else ""
-
-
 def stored_twice(checkpoint: Checkpoint, cls: Any) -> tuple[str, ...]:
     """Names that are stored with the backbone's prefix and without it."""
     stored, prefix = checkpoint.headers, cls.backbone_name
     return tuple(name for name in sorted(stored) if f"{prefix}.{name}" in stored)
-
-
-def with_prefix(
-    tensors: Mapping[str, Value], prefix: str, cls: Any, config: Any
-) -> dict[str, Value]:
-    """`tensors` with `prefix` before every name that is not the head's."""
-    head = set(head_spec(cls, config).tensors())
-    return {name if name in head else prefix + name: value for name, value in tensors.items()}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +27,6 @@ from headswap.convert.conversion import (
 from headswap.convert.decide import (
     Options,
     architecture_of,
-    bare_prefix,
     decide_labels,
     is_decoder_alone,
     label_tokens,
@@ -38,11 +36,11 @@ from headswap.convert.decide import (
     stored_head,
     stored_twice,
     task_of,
-    with_prefix,
 )
 from headswap.convert.drops import drop_reason
 from headswap.convert.intent import intended, without_intent
 from headswap.convert.labels import LabelSpace
+from headswap.convert.layouts import renamed_layout
 from headswap.convert.loading import (
     check_place,
     head_tensors,
@@ -91,11 +89,6 @@ class Job:
         names = stored_names(self.checkpoint.headers, head_spec(cls, self.config))
         return {f"^{re.escape(at)}$": name for name, at in names.items() if name != at}
 
-    @cached_property
-    def bare_prefix(self) -> str:
-        """What stored backbone names lack before transformers can read them; "" for nothing."""
-        return bare_prefix(self.checkpoint, self.serving.cls, self.config)
-
     def source(self) -> tuple[str | None, dict[str, Any]]:
         """Where transformers' loader reads from, and the options that this job fixes."""
         extra: dict[str, Any] = {"config": self.config}
@@ -104,15 +97,10 @@ class Job:
         if self.key_mapping:
             extra["key_mapping"] = self.key_mapping
         head, checkpoint = trained_head(self.checkpoint), self.checkpoint
-        if not (self.bare_prefix or head or checkpoint.quantised or checkpoint.onnx_file):
+        if not (checkpoint.layout or head or checkpoint.quantised or checkpoint.onnx_file):
             return str(checkpoint.folder), extra
-        extra["state_dict"] = self._prefixed({**checkpoint.tensors(), **head})
+        extra["state_dict"] = {**checkpoint.tensors(), **head}
         return None, extra
-
-    def _prefixed(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        if not self.bare_prefix:
-            return dict(tensors)
-        return with_prefix(tensors, self.bare_prefix, self.serving.cls, self.config)
 
     def load(self, dtype: torch.dtype | None = None, device: Any = None, **split: Any) -> Any:
         """The converted model in eval mode, every tensor accounted for."""
@@ -166,7 +154,7 @@ class Job:
             # Label tokens take the language model's rows, so that class is what is loaded.
             loaded = cls.lm_class if self._derives else cls
             extra = {"key_mapping": self.key_mapping} if self.key_mapping else {}
-            state = self._prefixed(meta_state(dict(self.checkpoint.headers)))
+            state = meta_state(dict(self.checkpoint.headers))
             model, info = read_class(
                 loaded, None, config=self.config, state_dict=state, device_map={"": "meta"}, **extra
             )
@@ -237,6 +225,7 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     if checkpoint.quantised is None:
         check_numbers(checkpoint.headers, drop_reason, checkpoint.name)
     serving = serve(architecture, conversion, config.model_type, resolution=remote)
+    checkpoint = replace(checkpoint, layout=renamed_layout(checkpoint, serving.cls, config))
     checkpoint = with_head(checkpoint, serving.cls, serving.cls.conversion.labels is not None)
     config, labels = decide_labels(checkpoint, serving.cls, options)
     if inexact(config):

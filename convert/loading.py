@@ -76,6 +76,16 @@ def _named_faults(cls: Any, path: Any) -> Iterator[None]:
         yield
     except HeadswapError:
         raise
+    except ValueError as error:
+        if "is corrupted" not in str(error):  # 4.57, of names that the class has none of
+            raise
+        raise WeightError(
+            f"{path or 'The checkpoint'} does not fit {cls.__name__}: hardly one of its tensors has "
+            "a name that the class has. Check that config.json belongs to these weights, or "
+            "describe the renaming with headswap.register_weight_rule().",
+            missing=(),
+            unexpected=(),
+        ) from error
     except (ArithmeticError, AssertionError, RuntimeError) as error:
         raise CheckpointError(
             f"{path or 'The checkpoint'} can't be loaded as {cls.__name__}: {error}. Check the "

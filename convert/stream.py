@@ -8,7 +8,6 @@ renamings, another dtype) takes the way over a model; `obstacle` says why.
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import struct
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from headswap.convert.bidirectional import is_bidirectional
@@ -26,6 +24,7 @@ from headswap.convert.classes import head_spec
 from headswap.convert.conversion import inexact, mark
 from headswap.convert.derive import check_range, head_of_rows
 from headswap.convert.job import Job
+from headswap.convert.layouts import empty_model
 from headswap.convert.weights import check_finite, safetensors_dtype
 
 CHUNK = 1 << 20
@@ -103,7 +102,7 @@ def obstacle(job: Job, dtype: torch.dtype | None) -> str | None:
         return "its weights are not in safetensors"
     if dtype is not None and held != {dtype}:
         return f"its weights become {str(dtype)[6:]}"
-    if job.key_mapping or job.bare_prefix:
+    if job.key_mapping or job.checkpoint.layout:
         return "its tensors are renamed"
     if is_bidirectional(job.config):
         return "its attention has to be tried"
@@ -161,14 +160,6 @@ def _derived(job: Job, matrix: Piece, config: Any) -> dict[str, Tensor]:
     )  # fmt: skip
     mark(config, **derived.marks)
     return {f"{head_spec(job.serving.cls, config).output.path}.weight": derived.weight}
-
-
-def empty_model(cls: Any, config: Any) -> Any:
-    """An fp32 `cls` model in eval mode, with real buffers and parameters that take no memory."""
-    config = copy.deepcopy(config)
-    config.dtype = config.get_text_config().dtype = torch.float32
-    with init_empty_weights(include_buffers=False):
-        return cls(config).eval()
 
 
 def _layout(

@@ -15,9 +15,10 @@ from torch import Tensor
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.conversion import text_field
 from headswap.convert.job import Job
+from headswap.convert.layouts import empty_model
 from headswap.convert.loading import check_tensors, head_tensors, meta_state, read_class
 from headswap.convert.model import ConvertedModel
-from headswap.convert.stream import OnDisk, Piece, Stream, empty_model, pieces
+from headswap.convert.stream import OnDisk, Piece, Stream, pieces
 from headswap.convert.verify import batch, sample_rows, token_logits
 
 
