@@ -80,8 +80,8 @@ def _named_faults(cls: Any, path: Any) -> Iterator[None]:
         if "is corrupted" not in str(error):  # 4.57, of names that the class has none of
             raise
         raise WeightError(
-            f"{path or 'The checkpoint'} does not fit {cls.__name__}: hardly one of its tensors has "
-            "a name that the class has. Check that config.json belongs to these weights, or "
+            f"{path or 'The checkpoint'} does not fit {cls.__name__}: hardly one of its tensors "
+            "has a name that the class has. Check that config.json belongs to these weights, or "
             "describe the renaming with headswap.register_weight_rule().",
             missing=(),
             unexpected=(),
