@@ -151,8 +151,8 @@ def _parity(job: Job, model: Any, folder: Path) -> float:
     if model.dtype != torch.float32:
         # Not model.float(): some families keep a constant that was rounded when they were built
         # (Gemma's embedding scale), and what is read again in fp32 has it exact.
-        del model
-        model = job.load(torch.float32)
+        rounded, model = model.state_dict(), job.load(torch.float32)
+        model.load_state_dict(rounded)
     found = torch.cat([run(reread, batch, "right") for batch in batches])
     wanted = torch.cat([run(model, batch, "right") for batch in batches])
     return _difference(found, wanted)

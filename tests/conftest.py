@@ -60,6 +60,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             if report.when != "call":
                 continue
             for kind, note in report.user_properties:
+                if not isinstance(note, str):  # another test's number
+                    continue
                 seen.setdefault(kind, []).append((outcome == "passed", note))
     for kind, found in sorted(seen.items()):
         exact = [note for passed, note in found if passed and not note.startswith("-")]
