@@ -26,6 +26,7 @@ def account(checkpoint: Checkpoint, model: Any, info: LoadingInfo) -> list[Tenso
             found.append(TensorPlan(name, action, shape, reason or "no place for it"))
         elif name not in wrong:
             found.append(TensorPlan(name, "used" if name in needed else "renamed", shape))
+    found = checkpoint.stacks.as_stored(found, checkpoint.plain)
     if checkpoint.quantised is not None:
         found = checkpoint.quantised.as_stored(found, checkpoint.stored)
     for name in info.missing:

@@ -18,6 +18,7 @@ from headswap.convert.gguf import gguf_tokenizer
 from headswap.convert.modules import cross_encoder_activation
 from headswap.convert.onnx import find_onnx, read_onnx
 from headswap.convert.quantised import Quantisation, forget_settings, make_readable, quantisation
+from headswap.convert.stacked import Stacks
 from headswap.convert.weights import (
     Header,
     has_weights,
@@ -45,7 +46,8 @@ class Checkpoint:
 
     Under a PEFT adapter, `adapter_head` holds the adapter's stored name of each head tensor that
     it brings, and `head_labels` the config fields that name this head's labels (None: `raw` does).
-    `layout` is the name under which a stored tensor is read, where that is another.
+    `stacks` are tensors of the head that are stored in parts; `layout` is the name under which a
+    stored tensor is read, where that is another.
     """
 
     folder: Path
@@ -57,6 +59,7 @@ class Checkpoint:
     adapter: Adapter | None = None
     adapter_head: Mapping[str, str] = field(default_factory=dict)
     head_labels: Mapping[str, Any] | None = None
+    stacks: Stacks = field(default_factory=Stacks)
     layout: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -102,10 +105,15 @@ class Checkpoint:
                             lambda: read_metadata(self.folder), self.name)  # fmt: skip
 
     @cached_property
+    def plain(self) -> Mapping[str, Header]:
+        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes."""
+        return self.stored if self.quantised is None else self.quantised.headers(self.stored)
+
+    @cached_property
     def headers(self) -> Mapping[str, Header]:
-        """Like `stored`, with each quantised weight as the plain one (fp32) that it becomes, under
-        the names of `layout`, and with the adapter's head in place of the own."""
-        plain = self.stored if self.quantised is None else self.quantised.headers(self.stored)
+        """Like `plain`, with parts of the head stacked, under the names of `layout`, and with the
+        adapter's head in place of the own."""
+        plain = self.stacks.headers(self.plain)
         plain = {self.layout.get(name, name): header for name, header in plain.items()}
         if self.adapter is None:
             return plain
@@ -113,9 +121,10 @@ class Checkpoint:
         return {**plain, **{name: held[stored] for name, stored in self.adapter_head.items()}}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor of `headers`; quantised ones dequantised."""
+        """Every tensor of `headers`; quantised ones dequantised, parts stacked."""
         found = dict(self._onnx) if self.onnx_file else read_tensors(self.folder)
         plain = found if self.quantised is None else self.quantised.plain(found)
+        plain = self.stacks.tensors(plain)
         return {self.layout.get(name, name): tensor for name, tensor in plain.items()}
 
     @cached_property

@@ -51,6 +51,7 @@ from headswap.convert.merging import account_adapter, merge_adapter
 from headswap.convert.plan import ConversionPlan, TensorPlan
 from headswap.convert.remote import resolve_remote
 from headswap.convert.serving import Serving, serve
+from headswap.convert.stacked import stacks_of
 from headswap.convert.weights import check_finite, check_numbers
 from headswap.heads import HeadSpec
 from headswap.registry import global_registry
@@ -97,7 +98,8 @@ class Job:
         if self.key_mapping:
             extra["key_mapping"] = self.key_mapping
         head, checkpoint = trained_head(self.checkpoint), self.checkpoint
-        if not (checkpoint.layout or head or checkpoint.quantised or checkpoint.onnx_file):
+        plain = not (checkpoint.quantised or checkpoint.onnx_file or checkpoint.stacks.parts)
+        if plain and not (checkpoint.layout or head):
             return str(checkpoint.folder), extra
         extra["state_dict"] = {**checkpoint.tensors(), **head}
         return None, extra
@@ -192,10 +194,23 @@ def decide(checkpoint: Checkpoint, options: Options) -> Job:
     asked, said = intended(
         checkpoint,
         options,
-        lambda: stored_head(checkpoint, _decided(checkpoint, options).serving.cls),
+        lambda: _has_head(_decided(checkpoint, options)),
     )
     job = _decided(checkpoint, asked)
     return replace(job, notes=(*job.notes, *said))
+
+
+def _has_head(job: Job) -> bool:
+    return stored_head(job.checkpoint, job.serving.cls)
+
+
+def _with_stacks(checkpoint: Checkpoint, cls: Any) -> Checkpoint:
+    """`checkpoint` with the head of `cls` whole where it is stored in parts."""
+    if cls.conversion.task == "embed" or cls.conversion.label_ids:
+        return checkpoint
+    spec = head_spec(cls, cls.conversion.apply(checkpoint.config))
+    stacks = stacks_of(spec, checkpoint.headers, checkpoint.name)
+    return replace(checkpoint, stacks=stacks) if stacks.parts else checkpoint
 
 
 def _decided(checkpoint: Checkpoint, options: Options) -> Job:
@@ -225,6 +240,7 @@ def _decided(checkpoint: Checkpoint, options: Options) -> Job:
     if checkpoint.quantised is None:
         check_numbers(checkpoint.headers, drop_reason, checkpoint.name)
     serving = serve(architecture, conversion, config.model_type, resolution=remote)
+    checkpoint = _with_stacks(checkpoint, serving.cls)
     checkpoint = replace(checkpoint, layout=renamed_layout(checkpoint, serving.cls, config))
     checkpoint = with_head(checkpoint, serving.cls, serving.cls.conversion.labels is not None)
     config, labels = decide_labels(checkpoint, serving.cls, options)

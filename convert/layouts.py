@@ -34,7 +34,7 @@ def renamed_layout(checkpoint: Checkpoint, cls: Any, config: Any) -> Mapping[str
     one.
     """
     stored, prefix = checkpoint.headers, f"{cls.backbone_name}."
-    if not stored or checkpoint.onnx_file or not _is_foreign(stored, prefix):
+    if not stored or not _is_foreign(stored, prefix):
         return {}
     needed = empty_model(cls.lm_class or cls, config).state_dict().keys()
     backbone = {name for name in needed if name.startswith(prefix)}

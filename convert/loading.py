@@ -122,7 +122,9 @@ def _forget_packing(model: Any) -> None:
 def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kwargs: Any) -> Any:
     """What `ConvertedModel.from_pretrained` does; see there."""
     wants_info = kwargs.pop("output_loading_info", False)
-    name, (path, kwargs) = path, plain_source(cls, path, kwargs)
+    # Tensors that were read already come without a path; their config knows its folder.
+    name = path or getattr(kwargs.get("config"), "name_or_path", None) or "The checkpoint"
+    path, kwargs = plain_source(cls, path, kwargs)
     adapt = kwargs.pop("adapt", None)  # merges an adapter into what was loaded
     if cls.conversion.label_ids:
         from headswap.convert.share import convert_model

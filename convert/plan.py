@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from headswap.heads import HeadSpec
+from headswap.heads import Divide, HeadSpec
+from headswap.heads.spec import Layer
 from headswap.registry import Resolution
 
 Action = Literal["used", "renamed", "derived", "dropped", "missing", "unexpected", "mismatched"]
@@ -93,13 +94,15 @@ class ConversionPlan:
 
 def describe(head: HeadSpec) -> str:
     """The head's layers in a line, such as `bert.pooler.dense -> tanh -> classifier`."""
-    words = {"Difference": "second - first", "Softcap": "soft cap"}
-    steps = [
-        str(getattr(layer, "path", getattr(layer, "name", words.get(type(layer).__name__, ""))))
-        for layer in head.layers
-        if type(layer).__name__ != "Dropout"
-    ]
+    steps = [_step(layer) for layer in head.layers if type(layer).__name__ != "Dropout"]
     return " -> ".join(steps) or "none"
+
+
+def _step(layer: Layer) -> str:
+    if isinstance(layer, Divide):
+        return f"/ {layer.by}"
+    words = {"Difference": "second - first", "Softcap": "soft cap"}
+    return str(getattr(layer, "path", getattr(layer, "name", words.get(type(layer).__name__, ""))))
 
 
 @dataclass(frozen=True)

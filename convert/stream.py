@@ -97,6 +97,8 @@ def obstacle(job: Job, dtype: torch.dtype | None) -> str | None:
         return "an adapter is merged into it"
     if job.checkpoint.quantised is not None:
         return "it is quantised"
+    if job.checkpoint.stacks.parts:
+        return "its head is stored in parts"
     held = {header[1] for header in job.checkpoint.headers.values()}
     if any(file.suffix != ".safetensors" for file in job.checkpoint.shards) or not held:
         return "its weights are not in safetensors"

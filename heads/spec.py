@@ -67,13 +67,16 @@ class Field:
 class Dense:
     """A linear layer at `path` of the model; `out` is "labels", "hidden" or a width.
 
-    `applied` says that the backbone runs it by itself (its output is "logits" already).
+    `applied` says that the backbone runs it by itself (its output is "logits" already). `stacked`
+    are the names of several linear layers whose rows, one below the other, a checkpoint may store
+    in place of this one: `("main_head", "aux_head")`.
     """
 
     path: str
     out: str | int | Field = "hidden"
     bias: bool | Field = True
     applied: bool = False
+    stacked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

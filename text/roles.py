@@ -82,7 +82,8 @@ def roles(source: Any) -> Roles:
 
 def roles_of(checkpoint: Checkpoint, options: Options) -> Roles:
     """What `checkpoint` loaded with `options` can do; reads config and headers only."""
-    named = options.label_tokens is not None or options.allow_untrained_head
+    asked = (options.label_tokens, options.head, options.allow_untrained_head or None)
+    named = any(option is not None for option in asked)
     if named or stored_intent(checkpoint) is not None:
         kind: str | None = options.task or "classify"
     else:
