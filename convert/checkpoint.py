@@ -27,6 +27,7 @@ from headswap.convert.weights import (
     read_shards,
     read_tensors,
 )
+from headswap.heads import keep_temperature
 from headswap.registry import global_registry
 from headswap.registry.errors import ArchitectureError, CheckpointError
 
@@ -175,6 +176,7 @@ def open_checkpoint(
     check_fields(raw, folder / "config.json")
     config = _read_config(folder, raw, trust_remote_code)
     forget_settings(config)
+    keep_temperature(config, raw)
     activation = cross_encoder_activation(folder)
     if activation is not None:  # it decides by whatever route the checkpoint is loaded
         config.sentence_transformers = {"activation_fn": activation}

@@ -122,6 +122,9 @@ class Conversion:
             config.problem_type = self.problem_type
         elif self.task == "reward" and config.problem_type is None:
             config.problem_type = "regression"
+        writes = any("CausalLM" in str(name) for name in config.architectures or ())
+        if (writes or self.label_ids) and getattr(config, "temperature", None) is not None:
+            config.temperature = 1.0  # that of writing text: a classifier's would divide its logits
         kept = {"task": self.task, "head": self.head, "pooling": self.pooling}
         return mark(config, **{k: v for k, v in kept.items() if v and v != "classify"})
 

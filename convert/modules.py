@@ -12,6 +12,11 @@ from headswap.convert.weights import parsed_json
 from headswap.registry.errors import CheckpointError, UnsupportedHeadError
 
 _OURS = "sentence_transformers."
+# The names that sentence-transformers gave the Transformer module's file over time.
+_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json",
+          "sentence_distilbert_config.json", "sentence_camembert_config.json",
+          "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
+          "sentence_xlnet_config.json")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,15 @@ def _place(entry: Mapping[str, Any]) -> int:
 def settings(folder: Path) -> dict[str, Any]:
     """config_sentence_transformers.json; {} without it."""
     return dict(read_json(folder / "config_sentence_transformers.json", {}))
+
+
+def transformer_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the Transformer module in `folder`; {} without its file."""
+    for file in _FILES:
+        found = read_json(folder / file, {})
+        if found:
+            return dict(found)
+    return {}
 
 
 def cross_encoder_activation(folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 """Heads: pooling rules and layers as data, and the one executor that runs them."""
 
 from headswap.heads.activation import ActivationChoice, apply_activation, choose_activation
+from headswap.heads.calibration import Calibration, choose_calibration, keep_temperature
 from headswap.heads.executor import run_head
 from headswap.heads.interface import HeadedModel
 from headswap.heads.pooling import (
@@ -31,6 +32,7 @@ from headswap.heads.table import default_family, families, family, native_family
 __all__ = [
     "Activation",
     "ActivationChoice",
+    "Calibration",
     "Dense",
     "Difference",
     "Divide",
@@ -46,9 +48,11 @@ __all__ = [
     "apply_activation",
     "check_mask",
     "choose_activation",
+    "choose_calibration",
     "default_family",
     "families",
     "family",
+    "keep_temperature",
     "moved_left",
     "native_family",
     "pool",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From text to answers."""
 
+from headswap.heads import Calibration
 from headswap.text.answers import Answer, Ranked
 from headswap.text.classifier import Classifier
 from headswap.text.embedder import Embedder
@@ -12,6 +13,7 @@ from headswap.text.template import Template, parse_template
 
 __all__ = [
     "Answer",
+    "Calibration",
     "Classifier",
     "Embedder",
     "FittedHead",

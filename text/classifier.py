@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from headswap.heads import ActivationChoice, apply_activation, choose_activation
 from headswap.text.answers import Answer, best, check_top_k, label_names
-from headswap.text.encode import Encoded, Encoder, Text
+from headswap.text.encode import Encoded, Encoder
+from headswap.text.given import Text, Truncation, as_list
 from headswap.text.runner import Progress, Runner
+from headswap.text.scoring import CalibrationLike, Scoring
 from headswap.text.source import open_source
 
 
@@ -19,8 +20,11 @@ class Classifier:
 
     `source` is what `headswap.load` takes (with `load_options`), or a loaded classifier, which
     needs `tokenizer`. `template` (default: the one stored with the model) stands around each text.
-    `activation` is "softmax", "sigmoid" or "identity"; what decided is in `.activation`. A text
-    longer than the limit (`.limit`) is cut and marked, or refused with `truncation=False`.
+    `activation` is "softmax", "sigmoid" or "identity"; what decided is in `.activation`.
+    `calibration` (a `headswap.text.Calibration`, or a mapping with `mean`, `sigma`, `temperature`)
+    is applied to the logits before it; what decided is in `.calibration`. A text longer than the
+    limit (`.limit`) is cut and marked: with `truncation` True on the tokenizer's own side, else on
+    the one that it names ("left", "right"); False refuses it.
     """
 
     def __init__(
@@ -30,15 +34,18 @@ class Classifier:
         tokenizer: Any = None,
         template: str | None = None,
         activation: str | None = None,
+        calibration: CalibrationLike | None = None,
         batch_size: int = 32,
         max_length: int | None = None,
-        truncation: bool = True,
+        truncation: Truncation = True,
         **load_options: Any,
     ) -> None:
         opened = open_source(source, tokenizer, load_options, "classify")
         self.model, tokenizer = opened.model, opened.tokenizer
         self.labels = label_names(self.model.config)
-        self.activation = self._choose(activation)
+        self._scoring = Scoring.of(self.model.config, len(self.labels), activation, calibration)
+        self.activation = self._scoring.activation
+        self.calibration = self._scoring.calibration
         self.runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self.runner.batch_size, self.runner.limit
         stored = getattr(self.model.config, "headswap", None) or {}
@@ -52,22 +59,25 @@ class Classifier:
         texts: Text | Sequence[Text],
         *,
         activation: str | None = None,
+        calibration: CalibrationLike | None = None,
         top_k: int | None = None,
         progress: Progress | None = None,
     ) -> list[Answer]:
-        """An answer for each text (or pair of texts), in the order given.
+        """An answer for each text (or pair of texts, or list of token ids, which is taken as it is
+        and never cut), in the order given.
 
-        `activation` applies to this call alone; `top_k` keeps that many of the best `scores`.
-        `progress(done, total)` is called after each batch. Raises `InputError` for a text without
-        tokens, or too long where cutting is off, and `LabelError` for logits of another width than
-        the config's labels.
+        `activation` and `calibration` apply to this call alone (`{}`: no calibration); an answer's
+        `logits` are the model's own whatever they are. `top_k` keeps that many of the best
+        `scores`. `progress(done, total)` is called after each batch. Raises `InputError` for a text
+        without tokens, or too long where cutting is off, and `LabelError` for logits of another
+        width than the config's labels.
         """
         check_top_k(top_k)
-        given = [texts] if isinstance(texts, str) else list(texts)
-        choice = self.activation if activation is None else self._choose(activation)
+        given = as_list(texts)
+        scoring = self._scoring.for_call(activation, calibration)
         rows = self.encode(given)
         logits = self.runner.logits(rows, self.labels, progress)
-        scores = apply_activation(logits, choice)
+        scores = scoring.scores(logits)
         return [
             self._answer(row, one, raw, top_k)
             for row, one, raw in zip(rows, scores.tolist(), logits.tolist(), strict=True)
@@ -76,9 +86,6 @@ class Classifier:
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """The ids that each text (or pair) is given to the model as."""
         return self._encoder.encode(texts)
-
-    def _choose(self, activation: str | None) -> ActivationChoice:
-        return choose_activation(self.model.config, num_labels=len(self.labels), call=activation)
 
     def _answer(
         self, row: Encoded, scores: list[float], logits: list[float], top_k: int | None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headswap.registry.errors import ConversionError, InputError
+from headswap.text.given import Side
 
 Owners = Sequence[str | None]
 QUERY, DOCUMENT = "query", "document"
@@ -32,8 +33,12 @@ class Budgets:
         return bool(self.query or self.document)
 
 
-def kept(owners: Owners, counts: Mapping[str, int]) -> list[int]:
-    """Positions that stay when each owner keeps its first `counts[owner]` tokens."""
+def kept(owners: Owners, counts: Mapping[str, int], side: Side = "right") -> list[int]:
+    """Positions that stay when each owner keeps its first `counts[owner]` tokens (`side` "right"
+    is cut), or its last."""
+    if side == "left":
+        last = len(owners) - 1
+        return sorted(last - place for place in kept(owners[::-1], counts))
     seen = dict.fromkeys(counts, 0)
     found = []
     for position, owner in enumerate(owners):

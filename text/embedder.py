@@ -14,6 +14,7 @@ from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.modules import read_modules
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.encode import Encoded, Encoder
+from headswap.text.given import Truncation, as_list
 from headswap.text.recipe import Recipe, pooled, read_recipe
 from headswap.text.runner import Progress, Runner
 from headswap.text.source import open_source
@@ -30,7 +31,7 @@ class Embedder:
     checkpoint, sentence-transformers' files beside it decide: modules.json (Transformer, Pooling in
     every mode, Dense, Normalize) and the prompts by name (`.prompts`). `pooling=` among the options
     takes one rule in place of all that. A text longer than the limit (`.limit`) is cut with a
-    warning, or refused with `truncation=False`.
+    warning, or refused; `truncation` as in `headswap.text.Classifier`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Embedder:
         tokenizer: Any = None,
         batch_size: int = 32,
         max_length: int | None = None,
-        truncation: bool = True,
+        truncation: Truncation = True,
         **load_options: Any,
     ) -> None:
         given = load_options.get("pooling") is not None
@@ -49,9 +50,7 @@ class Embedder:
         plain = opened.checkpoint is None or given
         self.recipe = Recipe() if plain else read_recipe(opened.checkpoint)  # type: ignore[arg-type]
         self.model = opened.model
-        self._runner = Runner(
-            opened, batch_size=batch_size, max_length=max_length, more=self.recipe.limits
-        )
+        self._runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self._runner.batch_size, self._runner.limit
         self._encoder = Encoder(opened.tokenizer, self.limit, truncation=truncation)
         self._tokenizer = opened.tokenizer
@@ -82,7 +81,7 @@ class Embedder:
         not offer (see `allowed_dimensions`), `InputError` for a text without tokens, or too long
         where cutting is off.
         """
-        given = [texts] if isinstance(texts, str) else list(texts)
+        given = as_list(texts)
         wrong = tuple(i for i, text in enumerate(given) if not isinstance(text, str))
         if wrong:
             raise InputError(f"Texts must be strings; see text {wrong[0]}.", rows=wrong)

@@ -23,12 +23,11 @@ from headswap.text.cutting import (
     longest_first,
     room_for_text,
 )
+from headswap.text.given import Text, Truncation, check_text, columns, is_ids, side_of
 from headswap.text.lengths import Limit
 from headswap.text.notices import notify
 from headswap.text.pairs import PairTemplate
 from headswap.text.template import Template
-
-Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +55,19 @@ class Encoder:
         limit: Limit,
         *,
         template: str | PairTemplate | None = None,
-        truncation: bool = True,
+        truncation: Truncation = True,
         budgets: Budgets | None = None,
     ) -> None:
         self.limit = limit
         self._budgets = budgets or Budgets()
-        self.truncation = truncation
+        self.side = side_of(truncation, tokenizer)
+        self.truncation = truncation is not False
         self._full = copy.deepcopy(tokenizer)
         self._cut = copy.deepcopy(tokenizer)
+        self._cut.truncation_side = self.side
         _check_end_mark(self._full, _call(self._full, ["a"], None)[0].ids)
         marks = self._full.num_special_tokens_to_add(pair=False)
-        if truncation and limit.value is not None and limit.value > marks:
+        if self.truncation and limit.value is not None and limit.value > marks:
             self._shortened(["a"], None)
         self._segments = "token_type_ids" in tokenizer.model_input_names
         self.template = (
@@ -75,28 +76,39 @@ class Encoder:
         self._pairs: bool | None = None
 
     def encode(self, texts: Sequence[Text], instruction: str = "") -> list[Encoded]:
-        """Ids of each text, with the marks that the tokenizer or the template puts around it.
+        """Ids of each text, with the marks that the tokenizer or the template puts around it; a
+        list of ids is taken as it is.
 
         `instruction` fills that slot of a template for pairs. Raises `InputError` for a text of no
-        tokens, and for one longer than the limit where
-        cutting is off; warns once with the number of texts that were cut.
+        tokens, for one longer than the limit where cutting is off, and for too many ids; warns once
+        with the number of texts that were cut.
         """
-        if self.template is not None:
-            found = [self._templated(text, instruction) for text in texts]
+        truncation = self.truncation
+        if texts and all(is_ids(text) for text in texts):
+            # Never cut: whoever made them knows best what in them may go.
+            found, truncation = [self._as_they_are(text) for text in texts if is_ids(text)], False
+        elif self.template is not None:
+            firsts, seconds = columns(texts)
+            check_text(instruction, 0, "Instruction")
+            given = firsts if seconds is None else list(zip(firsts, seconds, strict=True))
+            found = [self._templated(text, instruction) for text in given]
         else:
             found = self._plain(texts)
-        self._check(found)
+        self._check(found, truncation)
         return found
 
-    def _templated(self, text: Text, instruction: str) -> Encoded:
+    def _as_they_are(self, ids: list[int]) -> Encoded:
+        return Encoded(list(ids), [0] * len(ids) if self._segments else None, len(ids))
+
+    def _templated(self, text: str | tuple[str, str], instruction: str) -> Encoded:
         limit = self.limit.value if self.truncation else None
         if isinstance(self.template, PairTemplate):
             if isinstance(text, str):
                 raise ConversionError("A template with {query} and {document} takes pairs.")
             values = {"instruction": instruction, "query": text[0], "document": text[1]}
-            ids, full = self.template.encode(values, limit, self._budgets)
+            ids, full = self.template.encode(values, limit, self._budgets, self.side)
         elif isinstance(text, str) and self.template is not None:
-            ids, full = self.template.encode(text, limit)
+            ids, full = self.template.encode(text, limit, self.side)
         else:
             raise ConversionError(
                 "A template with {text} takes one text; one with {query} and {document} takes "
@@ -107,7 +119,7 @@ class Encoder:
     def _plain(self, texts: Sequence[Text]) -> list[Encoded]:
         if not texts:
             return []
-        firsts, seconds = _columns(texts)
+        firsts, seconds = columns(texts)
         if seconds is not None:
             self._require_pairs()
             if self._budgets.any:
@@ -138,7 +150,7 @@ class Encoder:
             counts = lengths(owners, self._budgets)
             if limit is not None:
                 counts = longest_first(counts, room_for_text(owners, limit))
-            places = kept(owners, counts)
+            places = kept(owners, counts, self.side)
             segments = None if types is None else [types[row][i] for i in places]
             found.append(Encoded([ids[i] for i in places], segments, len(ids)))
         return found
@@ -168,17 +180,18 @@ class Encoder:
                 "be read as one text. Give a template, or join the texts yourself."
             )
 
-    def _check(self, found: Sequence[Encoded]) -> None:
+    def _check(self, found: Sequence[Encoded], truncation: bool) -> None:
         limit = self.limit.value
         empty = tuple(i for i, each in enumerate(found) if not each.ids)
         if empty:
             raise InputError(f"Texts {list(empty)} have no tokens at all.", rows=empty)
         long = tuple(i for i, each in enumerate(found) if limit is not None and each.full > limit)
         over = [i for i in long if len(found[i].ids) > (limit or 0)]
-        if over and not self.truncation:
+        if over and not truncation:
             raise InputError(
                 f"Text {over[0]} has {len(found[over[0]].ids)} tokens, and the limit is {limit} "
-                f"(from {self.limit.source}). Shorten it, or allow truncation.",
+                f"(from {self.limit.source}). Shorten it"
+                + ("; token ids are not cut." if self.truncation else ", or allow truncation."),
                 rows=tuple(over),
             )
         if long:
@@ -186,25 +199,6 @@ class Encoder:
                 f"{len(long)} of {len(found)} texts were cut to {limit} tokens (limit from "
                 f"{self.limit.source})."
             )
-
-
-def _columns(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
-    if all(isinstance(text, str) for text in texts):
-        return [str(text) for text in texts], None
-    wrong = tuple(i for i, text in enumerate(texts) if not _is_pair(text))
-    if wrong:
-        raise InputError(
-            "Texts must be all strings, or all pairs (first, second) of strings; see text "
-            f"{wrong[0]}.",
-            rows=wrong,
-        )
-    return [text[0] for text in texts], [text[1] for text in texts]
-
-
-def _is_pair(text: object) -> bool:
-    if not isinstance(text, list | tuple) or len(text) != 2:
-        return False
-    return all(isinstance(part, str) for part in text)
 
 
 def _call(

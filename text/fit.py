@@ -20,7 +20,8 @@ from headswap.heads import Activation, Dropout, choose_activation, pool, run_hea
 from headswap.registry.errors import ConversionError, InputError, LabelError, UnsupportedHeadError
 from headswap.text.classifier import Classifier
 from headswap.text.columns import label_columns
-from headswap.text.encode import Encoded, Text
+from headswap.text.encode import Encoded
+from headswap.text.given import Text, Truncation
 from headswap.text.logistic import Linear, best_temperature, choose_penalty, fit_linear, split
 from headswap.text.runner import Progress
 
@@ -61,11 +62,12 @@ def fit_head(
     held_out: float = 0.2,
     penalties: Sequence[float] = PENALTIES,
     fold_temperature: bool = False,
+    store_temperature: bool = False,
     seed: int = 0,
     template: str | None = None,
     batch_size: int = 32,
     max_length: int | None = None,
-    truncation: bool = True,
+    truncation: Truncation = True,
     progress: Progress | None = None,
 ) -> FittedHead:
     """Train the last linear layer of a converted classifier on labelled texts.
@@ -82,7 +84,9 @@ def fit_head(
     that the config does not have yet take the columns in sorted order. The share `held_out` of
     each label's texts is drawn by `seed` and kept from the fit; `penalties` are compared by
     cross-validation on the others. The temperature changes no weight unless `fold_temperature`
-    is true: weight and bias are then divided by it. `template` is stored with the model;
+    is true: weight and bias are then divided by it. With `store_temperature` it is stored in the
+    config's mark instead, `Classifier` divides the logits by it before the activation, and the raw
+    logits stay as they are. `template` is stored with the model;
     `batch_size`, `max_length`, `truncation`, `progress` as in `headswap.text.Classifier`.
 
     Raises `LabelError`, `InputError` (states that are not finite; texts without tokens),
@@ -90,6 +94,8 @@ def fit_head(
     """
     _check_model(model)
     _check_options(held_out, penalties)
+    if fold_temperature and store_temperature:
+        raise ConversionError("Give fold_temperature or store_temperature, not both.")
     _say_untrained(model)
     given = list(texts)
     columns, names = label_columns(list(labels), len(given), model)
@@ -101,8 +107,11 @@ def fit_head(
     states = _states(classifier, rows, progress)
     fitted, found = _measured(states, columns, held_out, seed, penalties, model, names)
     if fold_temperature:
-        found = _folded(found, fitted.temperature)
-    _fill(model, found, names, classifier.template)
+        found = _folded(found, _best(fitted.temperature))
+    # An earlier head's calibration, wherever it is saved, is not this one's: 1 says so.
+    earlier = classifier.calibration.source != "default"
+    kept = _best(fitted.temperature) if store_temperature else 1.0 if earlier else None
+    _fill(model, found, names, classifier.template, kept)
     return fitted
 
 
@@ -235,12 +244,16 @@ def _stored(found: Linear) -> Linear:
     return Linear(found.weight.float().double(), bias)
 
 
-def _folded(found: Linear, temperature: float | None) -> Linear:
+def _best(temperature: float | None) -> float:
     if temperature is None:
         raise ConversionError(
-            "fold_temperature: no temperature is best on the held-out texts (all are right, or the "
-            "logits are worse than none); hold more out, or leave it out."
+            "No temperature is best on the held-out texts (all are right, or the logits are worse "
+            "than none); hold more out, or leave fold_temperature and store_temperature out."
         )
+    return temperature
+
+
+def _folded(found: Linear, temperature: float) -> Linear:
     bias = None if found.bias is None else found.bias / temperature
     return Linear(found.weight / temperature, bias)
 
@@ -249,7 +262,8 @@ def _log_loss(logits: Tensor, columns: Tensor) -> float:
     return float(F.cross_entropy(logits, columns))
 
 
-def _fill(model: Any, found: Linear, names: tuple[str, ...], template: str | None) -> None:
+def _fill(model: Any, found: Linear, names: tuple[str, ...], template: str | None,
+          temperature: float | None) -> None:  # fmt: skip
     """Put the fit into the model; nothing here can fail half-way."""
     layer = _output(model).float()  # a head runs in fp32 whatever the backbone's dtype
     with torch.no_grad():
@@ -258,4 +272,4 @@ def _fill(model: Any, found: Linear, names: tuple[str, ...], template: str | Non
             layer.bias.copy_(found.bias)
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: i for i, name in enumerate(names)}
-    mark(model.config, untrained_head=None, template=template)
+    mark(model.config, untrained_head=None, template=template, temperature=temperature)

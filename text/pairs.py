@@ -24,6 +24,7 @@ from headswap.text.cutting import (
     lengths,
     room_for_text,
 )
+from headswap.text.given import Side
 from headswap.text.template import parse_parts, start_mark
 
 INSTRUCTION = "instruction"
@@ -72,11 +73,11 @@ class PairTemplate:
         return cls(strings, named, tuple(pieces), body)
 
     def encode(
-        self, values: Mapping[str, str], limit: int | None, budgets: Budgets
+        self, values: Mapping[str, str], limit: int | None, budgets: Budgets, side: Side = "right"
     ) -> tuple[list[int], int]:
         """Ids of a pair (`values` by slot), and how many there were before cutting.
 
-        The budgets are kept first; then the document, and after it the query, is cut at its end
+        The budgets are kept first; then the document, and after it the query, is cut on `side`
         until `limit` is kept. Raises `InputError` where the fixed parts alone fill the limit.
         """
         ids: list[int] = []
@@ -88,7 +89,7 @@ class PairTemplate:
         counts = lengths(owners, budgets)
         if limit is not None and len(ids) > limit:
             counts = document_first(counts, room_for_text(owners, limit))
-        return [ids[i] for i in kept(owners, counts)], len(ids)
+        return [ids[i] for i in kept(owners, counts, side)], len(ids)
 
     def _piece(self, piece: Piece, values: Mapping[str, str]) -> tuple[list[int], list[str | None]]:
         if not piece or isinstance(piece[0], int):

@@ -13,17 +13,11 @@ from torch import Tensor, nn
 
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.embedding import StoredPooling, read_pooling
-from headswap.convert.modules import Module, read_json, read_modules, settings
+from headswap.convert.modules import Module, read_modules, settings, transformer_settings
 from headswap.convert.weights import read_tensors
 from headswap.registry.errors import UnsupportedHeadError, WeightError
-from headswap.text.lengths import Limit
 
 _KEY = "sentence_embedding"
-# The names that sentence-transformers gave the Transformer module's file over time.
-_FILES = ("sentence_bert_config.json", "sentence_roberta_config.json",
-          "sentence_distilbert_config.json", "sentence_camembert_config.json",
-          "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
-          "sentence_xlnet_config.json")  # fmt: skip
 _UNSUPPORTED = ("query_expansion", "query_length", "document_length", "processing_kwargs")
 
 
@@ -36,7 +30,6 @@ class Recipe:
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    limits: tuple[Limit, ...] = ()
     lower: bool = False
     dimension: int | None = None
 
@@ -82,7 +75,6 @@ def read_recipe(checkpoint: Checkpoint) -> Recipe:
     normalize = bool(steps) and isinstance(steps[-1], Unit)
     first, said = modules[0], settings(checkpoint.folder)
     transformer = _transformer(first.folder)
-    length = transformer.get("max_seq_length")
     prompts = said.get("prompts") or {}
     return Recipe(
         pooling=read_pooling(modules[1].config, str(modules[1].folder / "config.json")),
@@ -90,7 +82,6 @@ def read_recipe(checkpoint: Checkpoint) -> Recipe:
         normalize=normalize,
         prompts={str(name): str(text or "") for name, text in prompts.items()},
         default_prompt=said.get("default_prompt_name"),
-        limits=(Limit(int(length), "sentence-transformers' max_seq_length"),) if length else (),
         lower=bool(transformer.get("do_lower_case")),
         dimension=said.get("truncate_dim"),
     )
@@ -98,9 +89,7 @@ def read_recipe(checkpoint: Checkpoint) -> Recipe:
 
 def _transformer(folder: Path) -> dict[str, Any]:
     """The Transformer module's settings; those that change what is run are refused by name."""
-    found: dict[str, Any] = {}
-    for file in _FILES:
-        found = found or read_json(folder / file, {})
+    found = transformer_settings(folder)
     wrong = [name for name in _UNSUPPORTED if found.get(name)]
     if found.get("transformer_task", "feature-extraction") != "feature-extraction":
         wrong.append("transformer_task")

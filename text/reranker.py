@@ -8,7 +8,6 @@ from os import PathLike
 from typing import Any
 
 from headswap.convert.conversion import marks
-from headswap.heads import ActivationChoice, apply_activation, choose_activation
 from headswap.registry import global_registry
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.answers import Ranked, check_top_n, label_names
@@ -16,10 +15,12 @@ from headswap.text.cross_encoder import check_modules
 from headswap.text.cutting import Budgets
 from headswap.text.encode import Encoded, Encoder
 from headswap.text.families import RerankerFamily, family_of
+from headswap.text.given import Truncation, as_list
 from headswap.text.notices import notify
 from headswap.text.pairs import PairTemplate
 from headswap.text.roles import Role
 from headswap.text.runner import Progress, Runner
+from headswap.text.scoring import CalibrationLike, Scoring
 from headswap.text.source import open_source
 
 PairTemplateText = str | Sequence[str]
@@ -36,10 +37,12 @@ class Reranker:
     encoded apart, or None for the tokenizer's own form of a pair. What is in force is in
     `.template` and `.template_source`. `instruction` fills its slot where a call gives none.
 
-    `activation` is "sigmoid", "softmax" (of several labels) or "identity" (the raw score); what
-    decided is in `.activation`. Too long a pair is cut: the document first and then the query in a
+    `activation` is "sigmoid", "softmax" (of several labels) or "identity"; `calibration` stands
+    before it, as in `headswap.text.Classifier`; what decided is in `.activation` and
+    `.calibration`. Too long a pair is cut: the document first and then the query in a
     template, the longer first in the tokenizer's own form; `max_query_tokens` and
-    `max_document_tokens` (0: no limit) come before that. `truncation=False` refuses instead.
+    `max_document_tokens` (0: no limit) come before that. `truncation` (True,
+    "left", "right", False to refuse) as in `headswap.text.Classifier`.
     """
 
     def __init__(
@@ -50,12 +53,13 @@ class Reranker:
         template: PairTemplateText | None = "auto",
         instruction: str | None = None,
         activation: str | None = None,
+        calibration: CalibrationLike | None = None,
         relevance: str | None = None,
         batch_size: int = 32,
         max_length: int | None = None,
         max_query_tokens: int = 0,
         max_document_tokens: int = 0,
-        truncation: bool = True,
+        truncation: Truncation = True,
         **load_options: Any,
     ) -> None:
         budgets = Budgets(max_query_tokens, max_document_tokens)
@@ -64,7 +68,9 @@ class Reranker:
         self.model, self._tokenizer = opened.model, opened.tokenizer
         self.labels = label_names(self.model.config)
         self._column = _column(self.labels, relevance)
-        self.activation = self._choose(activation)
+        self._scoring = Scoring.of(self.model.config, len(self.labels), activation, calibration)
+        self.activation = self._scoring.activation
+        self.calibration = self._scoring.calibration
         self._runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self._runner.batch_size, self._runner.limit
         self.instruction = instruction
@@ -90,17 +96,19 @@ class Reranker:
         *,
         instruction: str | None = None,
         activation: str | None = None,
+        calibration: CalibrationLike | None = None,
         progress: Progress | None = None,
     ) -> list[float]:
         """A score for each pair, in the order given: one query with each document, or as many
         queries as documents, pair by pair.
 
-        A score depends on its pair alone. `activation="identity"` gives the raw scores. Raises
+        A score depends on its pair alone. `activation="identity"` gives the scores before any
+        function, with `calibration={}` the model's raw ones. Raises
         `InputError` for other numbers of queries and documents, for a pair without tokens, or too
         long where cutting is off, and `ConversionError` for an instruction without a place.
         """
         rows = self.encode(query, documents, instruction=instruction)
-        return self._scores(rows, activation, progress)[0]
+        return self._scores(rows, self._scoring.for_call(activation, calibration), progress)[0]
 
     def rank(
         self,
@@ -110,6 +118,7 @@ class Reranker:
         top_n: int | None = None,
         instruction: str | None = None,
         activation: str | None = None,
+        calibration: CalibrationLike | None = None,
         progress: Progress | None = None,
     ) -> list[Ranked]:
         """The documents from the best score to the worst, each with its place in `documents`.
@@ -118,11 +127,12 @@ class Reranker:
         earlier document. `top_n` keeps that many. Errors as in `score`.
         """
         check_top_n(top_n)
-        given = [documents] if isinstance(documents, str) else list(documents)
+        given = as_list(documents, "documents")
         if not isinstance(query, str):
             raise InputError("rank takes one query; score takes as many as documents.", rows=())
         rows = self.encode(query, given, instruction=instruction)
-        scores, raw = self._scores(rows, activation, progress)
+        scoring = self._scoring.for_call(activation, calibration)
+        scores, raw = self._scores(rows, scoring, progress)
         order = sorted(range(len(given)), key=lambda i: (-scores[i], -raw[i], i))[:top_n]
         return [
             Ranked(i, scores[i], raw[i], given[i], len(rows[i].ids), rows[i].truncated)
@@ -151,9 +161,6 @@ class Reranker:
         return found
 
     # -- parts ------------------------------------------------------------------------------------
-
-    def _choose(self, activation: str | None) -> ActivationChoice:
-        return choose_activation(self.model.config, num_labels=len(self.labels), call=activation)
 
     def _decide_template(
         self, asked: PairTemplateText | None
@@ -200,17 +207,17 @@ class Reranker:
             raise ConversionError("The template has {instruction}, and no instruction was given.")
 
     def _scores(
-        self, rows: Sequence[Encoded], activation: str | None, progress: Progress | None
+        self, rows: Sequence[Encoded], scoring: Scoring, progress: Progress | None
     ) -> tuple[list[float], list[float]]:
         """Scores and raw scores of `rows`. Equal rows are run once, so their scores are equal."""
-        choice = self.activation if activation is None else self._choose(activation)
         places: dict[tuple[int, ...], int] = {}
         index = [places.setdefault((*row.ids, *(row.types or ())), len(places)) for row in rows]
         distinct = [rows[index.index(i)] for i in range(len(places))]
         if not distinct:
             return [], []
+        self._runner.check_ids(rows)  # numbered as the pairs are, before equal ones are joined
         logits = self._runner.logits(distinct, self.labels, progress)[index]
-        scores = apply_activation(logits, choice)
+        scores = scoring.scores(logits)
         return scores[:, self._column].tolist(), logits[:, self._column].tolist()
 
 
@@ -219,8 +226,8 @@ def paired(query: str | Sequence[str], documents: str | Sequence[str]) -> list[t
 
     Raises `InputError` for other numbers, and for what is not a string.
     """
-    seconds = [documents] if isinstance(documents, str) else list(documents)
-    firsts = [query] if isinstance(query, str) else list(query)
+    seconds = as_list(documents, "documents")
+    firsts = as_list(query, "query")
     if len(firsts) == 1:
         firsts *= len(seconds)
     if len(firsts) != len(seconds):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headswap.registry.errors import ConversionError
+from headswap.registry.errors import ConversionError, InputError
 from headswap.text.answers import check_columns
 from headswap.text.encode import Encoded, collate
 from headswap.text.lengths import Limit, usable_length
-from headswap.text.running import device_of, evaluating, takes_segments
+from headswap.text.running import device_of, evaluating, takes_segments, vocabulary
 from headswap.text.source import Source
 
 Progress = Callable[[int, int], None]
@@ -29,14 +29,15 @@ class Runner:
         *,
         batch_size: int,
         max_length: int | None,
-        more: Sequence[Limit] = (),
     ) -> None:
         if batch_size < 1:
             raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
         self.model = source.model
         self.batch_size, self._pad_id = _padding(source.model, source.tokenizer, batch_size)
+        self._vocabulary = vocabulary(source.model)
         self._segments = takes_segments(source.model)
-        self.limit = _limit((usable_length(source.model, source.tokenizer), *more), max_length)
+        folder = source.checkpoint.folder if source.checkpoint is not None else None
+        self.limit = _limit(usable_length(source.model, source.tokenizer, folder), max_length)
 
     def run(
         self, rows: Sequence[Encoded], function: Function, progress: Progress | None = None
@@ -44,6 +45,14 @@ class Runner:
         """What `function` gives for the model's inputs, `[batch, ...]` each, as fp32 `[rows, ...]`
         on the CPU, in the order of `rows`; rows of like lengths share a batch.
         """
+        found = self.each(rows, function, progress)
+        return torch.stack(found) if found else torch.empty(0)
+
+    def each(
+        self, rows: Sequence[Encoded], function: Function, progress: Progress | None = None
+    ) -> list[Tensor]:
+        """As `run`, one tensor a row, which may differ in shape from batch to batch."""
+        self.check_ids(rows)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         with evaluating(self.model), torch.inference_mode():
@@ -54,7 +63,25 @@ class Runner:
                     found[i] = value
                 if progress is not None:
                     progress(start + len(chosen), len(rows))
-        return torch.stack(found) if found else torch.empty(0)
+        return found
+
+    def check_ids(self, rows: Sequence[Encoded]) -> None:
+        """Refuse ids that the model has no vector for, on a GPU an assertion that ends the process.
+
+        A tokenizer of another model gives such ids, and so may a caller.
+        """
+        size = self._vocabulary
+        if size is None:
+            return
+        unknown = {i: [each for each in (min(row.ids), max(row.ids)) if not 0 <= each < size]
+                   for i, row in enumerate(rows)}  # fmt: skip
+        wrong = tuple(i for i in unknown if unknown[i])
+        if wrong:
+            raise InputError(
+                f"Text {wrong[0]} has the token id {unknown[wrong[0]][0]}, and the model knows 0 "
+                f"to {size - 1}; is this its tokenizer?",
+                rows=wrong,
+            )
 
     def logits(
         self, rows: Sequence[Encoded], labels: Sequence[str], progress: Progress | None = None
@@ -90,9 +117,7 @@ def _padding(model: Any, tokenizer: Any, batch_size: int) -> tuple[int, int]:
     return batch_size, int(pad)
 
 
-def _limit(known: Sequence[Limit], asked: int | None) -> Limit:
-    real = [limit for limit in known if limit.value is not None]
-    limit = min(real, key=lambda limit: limit.value or 0, default=known[0])
+def _limit(limit: Limit, asked: int | None) -> Limit:
     if asked is None:
         return limit
     if asked < 1 or (limit.value is not None and asked > limit.value):

@@ -26,6 +26,17 @@ def device_of(model: Any) -> torch.device:
     return torch.device(own) if own is not None else next(model.parameters()).device
 
 
+def vocabulary(model: Any) -> int | None:
+    """How many token ids the model has vectors for; None where it looks none up in one table."""
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    rows = getattr(table, "num_embeddings", None)
+    said = getattr(model.config.get_text_config(), "vocab_size", None)
+    return max(rows, said or 0) if isinstance(rows, int) else None
+
+
 def takes_segments(model: Any) -> bool:
     """Whether `token_type_ids` mean segments to the model, and it can be called with them."""
     model = getattr(model, "_orig_mod", model)

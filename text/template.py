@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headswap.registry.errors import ConversionError, InputError
+from headswap.text.given import Side
 
 SLOT = "text"
 
@@ -82,8 +83,8 @@ class Template:
         body("", add_special_tokens=False, split_special_tokens=True)
         return cls(tuple(prefix), tuple(suffix), body)
 
-    def encode(self, text: str, limit: int | None) -> tuple[list[int], int]:
-        """Ids of `text` in the template, cut to `limit` ids by shortening the text's end, and
+    def encode(self, text: str, limit: int | None, side: Side = "right") -> tuple[list[int], int]:
+        """Ids of `text` in the template, cut to `limit` ids by shortening the text on `side`, and
         the number of ids before cutting.
 
         Raises `InputError` where the fixed parts alone are longer than the limit.
@@ -98,7 +99,8 @@ class Template:
                     "nothing of a text would be left.",
                     rows=(),
                 )
-            body = body[: limit - fixed]
+            room = limit - fixed
+            body = body[:room] if side == "right" else body[-room:]
         return [*self.prefix, *body, *self.suffix], full
 
 

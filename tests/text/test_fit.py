@@ -155,6 +155,36 @@ def test_a_folded_temperature_divides_weight_and_bias(kind: str) -> None:
         assert other.logits == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_stored_temperature_divides_the_logits_and_leaves_them_raw(tmp_path: Path) -> None:
+    texts, labels = sentences(noise=0.4)
+    plain = fit(model("bert"), word_tokenizer(), texts, labels)
+    kept = fit(model("bert"), word_tokenizer(), texts, labels, store_temperature=True)
+    assert plain.temperature == kept.temperature != 1.0
+    kept.model.save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    raw = Classifier(plain.model, tokenizer=word_tokenizer()).classify(texts[:9])
+    again = Classifier(tmp_path)
+    assert again.calibration.source == "headswap"
+    for one, other in zip(raw, again.classify(texts[:9]), strict=True):
+        assert other.logits == pytest.approx(one.logits, abs=1e-5)
+        wanted = torch.softmax(torch.tensor(one.logits) / plain.temperature, -1).tolist()
+        assert list(other.scores.values()) == pytest.approx(wanted, abs=1e-5)
+    with pytest.raises(ConversionError, match="not both"):
+        fit(model("bert"), word_tokenizer(), texts, labels, store_temperature=True,
+            fold_temperature=True)  # fmt: skip
+
+
+def test_a_new_head_has_no_earlier_heads_calibration() -> None:
+    texts, labels = sentences(noise=0.4)
+    source = model("bert")
+    source.config.logit_mean = 5.0
+    fit(source, word_tokenizer(), texts, labels, store_temperature=True)
+    assert Classifier(source, tokenizer=word_tokenizer()).calibration.mean == 0.0
+    fit(source, word_tokenizer(), texts, labels)
+    found = Classifier(source, tokenizer=word_tokenizer()).calibration
+    assert (found.mean, found.sigma, found.temperature) == (0.0, 1.0, 1.0)
+
+
 def test_only_the_output_layer_and_the_labels_change() -> None:
     texts, labels = sentences()
     source = model("bert").train()
