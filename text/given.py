@@ -68,7 +68,10 @@ def columns(texts: Sequence[Any]) -> tuple[list[str], list[str] | None]:
     if all(isinstance(text, str) for text in texts):
         firsts, seconds = [str(text) for text in texts], None
     else:
-        wrong = tuple(i for i, text in enumerate(texts) if not _is_pair(text))
+        text_first = isinstance(texts[0], str)
+        no_text = [i for i, each in enumerate(texts) if not _is_text(each)]
+        unlike = [i for i, each in enumerate(texts) if isinstance(each, str) != text_first]
+        wrong = tuple(no_text or unlike)
         if wrong:
             raise InputError(
                 "Texts must be all strings, or all pairs (first, second) of strings; see text "
@@ -82,7 +85,10 @@ def columns(texts: Sequence[Any]) -> tuple[list[str], list[str] | None]:
     return firsts, seconds
 
 
-def _is_pair(text: object) -> bool:
+def _is_text(text: object) -> bool:
+    """Whether `text` is a string, or a pair of them."""
+    if isinstance(text, str):
+        return True
     if not isinstance(text, list | tuple) or len(text) != 2:
         return False
     return all(isinstance(part, str) for part in text)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headswap.convert.api import as_seq_cls_model
 from headswap.convert.model import SequenceClassificationModel
+from headswap.heads import native_family, run_head
 from headswap.registry.errors import ConversionError, InputError, UnsupportedHeadError
 
 
@@ -21,10 +21,11 @@ def token_function(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
     or the mean of the tokens' numbers.
     """
     own = getattr(model, "_orig_mod", model)
-    if not isinstance(own, SequenceClassificationModel):
-        own = as_seq_cls_model(own)  # shares the modules, whose mode is the caller's matter
-        own.training = False
-    spec = own.head_spec
+    if isinstance(own, SequenceClassificationModel):
+        spec = own.head_spec
+    else:
+        rows = native_family(own.config.model_type, type(own), "classify")
+        spec = rows.spec(own.config, base=own.base_model_prefix)
     if spec.pooling not in ("last", "eos", "late"):
         raise UnsupportedHeadError(
             f"The head {spec.family!r} pools by {spec.pooling!r}, so a single token has no number; "
@@ -33,14 +34,15 @@ def token_function(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
         )
 
     def function(batch: dict[str, Tensor]) -> Tensor:
-        states = own.rows(batch).output[0]
+        ours = isinstance(own, SequenceClassificationModel)
+        states = (own.rows(batch).output if ours else own.base_model(**batch))[0]
         if states.shape[:2] != batch["input_ids"].shape:
             raise UnsupportedHeadError(
-                f"{type(own.backbone).__name__} gives {states.shape[1]} states for "
+                f"The backbone gives {states.shape[1]} states for "
                 f"{batch['input_ids'].shape[1]} tokens, so they are not one to one.",
                 head=spec.family,
             )
-        numbers: Tensor = own.logits_of(states)[..., 0]
+        numbers: Tensor = run_head(own, spec, states)[..., 0]
         return numbers
 
     return function

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,78 @@ def test_several_labels_are_no_reward(words: Any) -> None:
     several = tiny("qwen3", SEQ, num_labels=3)
     with pytest.raises(headswap.ConversionError, match=r"no reward .*one label; this one has 3"):
         RewardModel(several, tokenizer=tokenizer(words))
+
+
+# -- cutting, and a number at every token ---------------------------------------------------------
+
+
+def test_a_conversations_beginning_is_cut_by_name_and_its_start_mark_stays(
+    model: Any, words: Any
+) -> None:
+    own = tokenizer(words)
+    whole = RewardModel(model, tokenizer=own).encode(CHATS)
+    rewards = RewardModel(model, tokenizer=own, max_length=6, truncation="left")
+    with pytest.warns(UserWarning, match="beginnings of 1 of 2 conversations were cut, to 6"):
+        rows = rewards.encode(CHATS)
+    assert rows[0].ids == [own.bos_token_id, *whole[0].ids[-5:]]
+    assert (rows[0].truncated, rows[1].truncated) == (True, False)
+    with pytest.warns(UserWarning, match="were cut"):
+        found = rewards.reward(CHATS)
+    assert found == pytest.approx(alone(model, [r.ids for r in rows])[:, 0].tolist(), abs=1e-5)
+    for wrong in (True, "right", "middle"):
+        with pytest.raises(headswap.ConversionError, match="'left'"):
+            RewardModel(model, tokenizer=own, truncation=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_a_reward_at_every_token_is_that_of_the_text_up_to_it(
+    batch_size: int, model: Any, words: Any
+) -> None:
+    rewards = RewardModel(model, tokenizer=tokenizer(words), batch_size=batch_size)
+    chats = [*CHATS, CHATS[0][1:], CHATS[1] * 3, CHATS[0]]
+    rows = rewards.encode(chats)
+    found = rewards.token_rewards(chats)
+    assert [len(values) for values in found] == [len(row.ids) for row in rows]
+    assert len({len(values) for values in found}) > 2
+    for row, values in zip(rows, found, strict=True):
+        wanted = [alone(model, [row.ids[: n + 1]])[0, 0].item() for n in range(len(row.ids))]
+        assert values == pytest.approx(wanted, abs=1e-5)
+    assert [values[-1] for values in found] == pytest.approx(rewards.reward(chats), abs=1e-5)
+    assert json.loads(json.dumps(found)) == found
+    assert rewards.token_rewards([]) == []
+
+
+def test_rewards_at_step_marks_are_those_tokens_own(model: Any, words: Any) -> None:
+    own = tokenizer(words)
+    rewards = RewardModel(model, tokenizer=own)
+    every, rows = rewards.token_rewards(CHATS), rewards.encode(CHATS)
+    mark = own.convert_tokens_to_ids("<|im_end|>")
+    wanted = [[value for value, i in zip(values, row.ids, strict=True) if i == mark]
+              for values, row in zip(every, rows, strict=True)]  # fmt: skip
+    assert [len(values) for values in wanted] == [2, 1]
+    for given in ("<|im_end|>", mark):
+        assert rewards.token_rewards(CHATS, step_mark=given) == wanted
+    with pytest.raises(headswap.ConversionError, match="no single token"):
+        rewards.token_rewards(CHATS, step_mark="w1 w2")
+    with pytest.raises(headswap.InputError, match="Conversation 1 has no step mark") as caught:
+        rewards.token_rewards(CHATS, step_mark="w7")
+    assert caught.value.rows == (1,)
+
+
+def test_a_converted_model_rates_every_token_and_keeps_its_mode(words: Any, model: Any) -> None:
+    converted = headswap.as_reward_model(tiny("qwen3"), label_tokens=[5, 6], method="difference")
+    rewards = RewardModel(converted, tokenizer=tokenizer(words))
+    found = rewards.token_rewards(CHATS)
+    assert [values[-1] for values in found] == pytest.approx(rewards.reward(CHATS), abs=1e-5)
+    model.train()
+    RewardModel(model, tokenizer=tokenizer(words)).token_rewards(CHATS)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_a_head_that_pools_otherwise_has_no_number_for_a_token(pooling: Any, words: Any) -> None:
+    model = headswap.as_seq_cls_model(tiny("qwen3"), num_labels=1, pooling=pooling)
+    rewards = RewardModel(model, tokenizer=tokenizer(words))
+    assert len(rewards.reward(CHATS)) == 2
+    with pytest.raises(headswap.UnsupportedHeadError, match=f"pools by '{pooling}'"):
+        rewards.token_rewards(CHATS)
