@@ -221,7 +221,7 @@ def test_device_and_dtype_reach_the_loaded_model_and_scores_are_fp32(
 ) -> None:
     base = tiny("qwen3", "AutoModel") if kind is Embedder else tiny("qwen3", SEQ, num_labels=1)
     base.save_pretrained(tmp_path)
-    own = words("bert")
+    own = words("xlm-roberta")
     own.chat_template = CHAT
     own.save_pretrained(tmp_path)
     made = kind(tmp_path, dtype=dtype, device="cpu")

@@ -168,3 +168,13 @@ def test_a_head_that_pools_otherwise_has_no_number_for_a_token(pooling: Any, wor
     assert len(rewards.reward(CHATS)) == 2
     with pytest.raises(headswap.UnsupportedHeadError, match=f"pools by '{pooling}'"):
         rewards.token_rewards(CHATS)
+
+
+def test_the_callers_tokenizer_is_left_as_it_was_and_its_stored_cut_is_not_applied(
+    model: Any, words: Any
+) -> None:
+    own = tokenizer(words)
+    own.backend_tokenizer.enable_truncation(4)
+    wanted = RewardModel(model, tokenizer=tokenizer(words)).reward(CHATS)
+    assert RewardModel(model, tokenizer=own).reward(CHATS) == wanted
+    assert own.backend_tokenizer.truncation["max_length"] == 4
