@@ -91,7 +91,7 @@ def _stored_module(config: Any) -> str | None:
     path = path or getattr(config, "sbert_ce_default_activation_function", None)
     if path is None:
         return None
-    prefix = "torch.nn.modules."
+    prefix = "torch.nn."  # with or without the file it lies in, as sentence-transformers takes it
     return str(path).rsplit(".", 1)[-1] if str(path).startswith(prefix) else str(path)
 
 

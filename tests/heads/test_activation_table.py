@@ -46,6 +46,7 @@ SAVED: list[tuple[dict[str, Any], str, str, str]] = [
         for spelling in (
             {"sentence_transformers": {"activation_fn": TORCH.format(module)}},
             {"sbert_ce_default_activation_function": TORCH.format(module)},
+            {"sentence_transformers": {"activation_fn": "torch.nn." + module.rpartition(".")[2]}},
         )
     ),
 ]
