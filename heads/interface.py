@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -23,3 +24,7 @@ class HeadedModel(Protocol):
 
     def logits_of(self, rows: Tensor) -> Tensor:
         """Logits `[..., labels]` (fp32) of pooled rows `[..., hidden]`."""
+
+    def rows(self, inputs: Mapping[str, Tensor | None]) -> Any:
+        """What the head gets for padded `inputs`: `.values` `[batch, hidden]`, pooled by the
+        mask."""

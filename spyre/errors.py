@@ -33,3 +33,27 @@ class CapacityError(HeadswapError, ValueError):
 
     needed: int = 0
     free: int = 0
+
+
+class AttentionError(HeadswapError, ValueError):
+    """An attention backend that nobody registered, or that cannot do what a model's layers want.
+
+    `name` is the backend, `features` what it lacks.
+    """
+
+    name: str = ""
+    features: tuple[str, ...] = ()
+
+
+class CompileError(HeadswapError, RuntimeError):
+    """A graph that cannot be compiled, or that would be compiled after warm-up, for `shape`."""
+
+    shape: str = ""
+
+
+class NonFiniteError(HeadswapError, ValueError):
+    """Rows whose result is not finite; `rows` are their indices, `values` what all rows gave, of
+    which the others' are good."""
+
+    rows: tuple[int, ...] = ()
+    values: object = None

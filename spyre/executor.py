@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a converted model the way a card wants it: planned shapes, nothing compiled after warm-up.
+
+On a CPU without the card's stack the same prepared model runs in packs without padding (`eager`),
+in compiled rectangles (`inductor`), or in rectangles that are checked against the card's rules
+(`checked`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headswap.spyre.backends import ATTENTION, Mode, refuse_unsupported
+from headswap.spyre.compiling import Guarded, compile_layers, explained
+from headswap.spyre.device import DeviceSpec
+from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
+from headswap.spyre.generating import generate
+from headswap.spyre.hook import install
+from headswap.spyre.packs import plan_packs, run_pack
+from headswap.spyre.paging import Paged
+from headswap.spyre.prepare import Prepared, prepare
+from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
+from headswap.spyre.shapes import Shape, ShapePlan, ladder_pow2
+from headswap.spyre.stack import choose
+
+PACK_TOKENS = 2_048
+"""Tokens a pack; from 512 to 4,096 the speed is the same (measured), the memory is not."""
+TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
+"""How transformers' families call their tables of learned positions."""
+LONGEST = 512
+"""Tokens of the longest planned row, where nobody says which shapes are wanted."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an executor did so far."""
+
+    rows: int = 0
+    tokens: int = 0
+    computed: int = 0
+    runs: dict[str, int] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs `model` (one of headswap's; a causal language model for `generate`) on a backend.
+
+    backend    "auto" (a card's stack where one is installed, else eager), "eager", "inductor",
+               "checked", "sendnn", "spyre"
+    attention  a name in `ATTENTION`; "auto" takes packs on eager, else torch's kernel where it has
+               what the layers want, else plain operators
+    shapes     (batch, length) rectangles; where graphs are compiled, only these run. Default: the
+               lengths 64 to 512 in powers of two. On eager without shapes nothing is padded
+    rules      what `checked` does with a finding: "raise", "warn" or "record"
+    device     the card's limits; default by backend
+    dtype      of the backbone (default: as it is); the head always runs in fp32
+
+    The model is not changed: an executor works on a copy that shares its weights. Calls from
+    several threads run one after the other.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        backend: str = "auto",
+        attention: str = "auto",
+        shapes: Iterable[Shape | tuple[int, int]] | None = None,
+        rules: str = "raise",
+        device: DeviceSpec | None = None,
+        dtype: torch.dtype | None = None,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+    ) -> None:
+        self.backend = choose(backend, device, rules)
+        self.plan = _plan(self.backend.compiler is not None, shapes, self.backend.spec)
+        self.prepared = prepare(model, dtype)
+        self.attention = self._choose(attention)
+        self._compiler: Guarded | None = None
+        if self.backend.compiler is not None and self.plan is not None:
+            self._compiler = Guarded(self.backend.compiler)
+            self._compiler.planned = ", ".join(map(str, self.plan.shapes))
+            compile_layers(self.prepared.backbone, self._compiler, 8 * len(self.plan.shapes) + 8)
+        self.block_size = block_size or self.backend.spec.block_size
+        self.num_blocks = num_blocks
+        self._counts = Counts()
+        self._lock = threading.RLock()
+        self._paged: Paged | None = None
+        self.ready = self._compiler is None
+
+    def _choose(self, name: str) -> str:
+        """The attention backend by name, put to work; refused where a layer wants more of it."""
+        made = self.prepared
+        packs = self.plan is None and made.hooked
+        if name == "auto":
+            able = made.features <= ATTENTION.get("sdpa").features
+            name = "packed" if packs else "sdpa" if able else "native"
+        backend = ATTENTION.get(name)
+        if self.plan is not None and not made.padded:
+            raise DeviceError(
+                f"{type(made.model).__name__} gives other numbers for a text with pads behind it, "
+                "so it cannot run in rectangles. backend='eager' without shapes= runs texts of "
+                "one length together."
+            )
+        if made.layers:
+            mode: Mode = "packed" if packs else "padded"
+            refuse_unsupported(backend, mode, made.features, type(made.model).__name__)
+            install(made.backbone, name)
+        return name
+
+    # -- what users call --------------------------------------------------------------------------
+
+    def warmup(self) -> Executor:
+        """Compile every planned shape, put the programs on the card where there is one, and
+        freeze: from now on a compile is an error. Returns the executor."""
+        with self._lock:
+            if self._compiler is not None and not self.ready:
+                with self.backend.warming():
+                    self._run_plan()
+                if self.backend.deploys:
+                    self._run_plan()
+                self._compiler.frozen = True
+            self.ready = True
+        return self
+
+    def _run_plan(self) -> None:
+        mark = _harmless_id(self.prepared.model.config)
+        for shape in () if self.plan is None else self.plan.shapes:
+            self._rectangle([[mark] * shape.length] * shape.batch, None, shape)
+
+    def logits(self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None) -> Tensor:
+        """fp32 logits `[rows, num_labels]` of rows of token ids, in their order.
+
+        Raises `ShapeError` for a row that is empty or longer than what is planned or than the
+        model takes (both numbers, before any work), `NonFiniteError` naming the rows whose logits
+        are not finite.
+        """
+        head: Any = self.prepared.model
+        if not hasattr(head, "logits_of"):
+            raise DeviceError(
+                f"{type(head).__name__} has no classification head; logits() needs one: "
+                "headswap.as_seq_cls_model(). generate() works."
+            )
+        return self._each(ids, token_type_ids, head.logits_of if self.prepared.pools else _as_is)
+
+    def embed(self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None) -> Tensor:
+        """fp32 vectors `[rows, hidden]`: what an embedding model gives, and of a classifier the
+        pooled states that its head reads. Errors as `logits`."""
+        model = self.prepared.model
+        if not hasattr(model, "head_spec"):
+            raise DeviceError(f"{type(model).__name__} has no pooling rule; embed() needs one.")
+        embeds = hasattr(model, "conversion") and model.conversion.task == "embed"
+        return self._each(ids, token_type_ids, model.logits_of if embeds else Tensor.float)
+
+    def generate(
+        self, prompts: Sequence[Ids], max_new_tokens: int, eos_token_id: Iterable[int] | int | None
+        = None,
+    ) -> list[list[int]]:  # fmt: skip
+        """The ids that follow each prompt by greedy decoding over the paged cache, at most
+        `max_new_tokens` and up to an end mark (default: the config's), which is kept.
+
+        Needs a causal language model. Raises `CapacityError` with both numbers, before any work,
+        for a prompt that could never fit; blocks are given back whatever happens.
+        """
+        rows = [_row(each, i) for i, each in enumerate(prompts)]
+        self._check(rows, None)
+        ends = end_marks(self.prepared) if eos_token_id is None else eos_token_id
+        marks = frozenset((ends,) if isinstance(ends, int) else ends)
+        with self._lock, torch.no_grad():
+            return generate(self._pages(rows, max_new_tokens), rows, max_new_tokens, marks)
+
+    def _pages(self, rows: list[list[int]], new: int) -> Paged:
+        """The paged cache; made when first needed, and on eager made anew for a call that needs
+        a larger one than nobody asked for."""
+        static = self._compiler is not None
+        wanted = self.num_blocks
+        if wanted is None and not static:
+            size = self.block_size
+            batch = sorted((-(-(len(row) + new) // size) for row in rows), reverse=True)
+            wanted = 1 + max(sum(batch[: self.backend.spec.max_decode_batch]), 1)
+            wanted = max(wanted, 0 if self._paged is None else self._paged.pool.num_blocks)
+        if self._paged is None or (wanted or 0) > self._paged.pool.num_blocks:
+            if self.attention == "packed":
+                able = self.prepared.features <= ATTENTION.get("sdpa").features
+                install(self.prepared.backbone, "sdpa" if able else "native")
+            self._paged = Paged(self.prepared, self.backend.spec, block_size=self.block_size,
+                                num_blocks=wanted, static=static)  # fmt: skip
+        return self._paged
+
+    def _each(
+        self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor]
+    ) -> Tensor:
+        rows = [_row(each, i) for i, each in enumerate(ids)]
+        kinds = None if segments is None else [_row(each, i) for i, each in enumerate(segments)]
+        self._check(rows, kinds)
+        if not rows:
+            width = len(getattr(self.prepared.model.config, "id2label", None) or ())
+            return torch.empty(0, width)
+        with self._lock:
+            self.warmup()
+            with torch.no_grad():
+                found = self._run(rows, kinds, function)
+        bad = (~found.isfinite().flatten(1).all(dim=1)).nonzero().flatten().tolist()
+        if bad:
+            raise NonFiniteError(
+                f"Rows {bad} of {len(rows)} gave numbers that are not finite; the other rows are "
+                "good and stand in the error's .values. In low precision an overflow is likely: "
+                "try a wider dtype.",
+                rows=tuple(bad), values=found,
+            )  # fmt: skip
+        return found
+
+    def _run(
+        self, rows: list[list[int]], kinds: list[list[int]] | None,
+        function: Callable[..., Tensor],
+    ) -> Tensor:  # fmt: skip
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for chosen, pooled in self._pooled(rows, kinds):
+            for row, value in zip(chosen, function(pooled).float(), strict=True):
+                found[row] = value
+        self._counts.rows += len(rows)
+        self._counts.tokens += sum(map(len, rows))
+        return torch.stack(found)
+
+    def _pooled(self, rows: list[list[int]], kinds: list[list[int]] | None) -> Any:
+        """Rows and what the head gets for them, run after run."""
+        lengths = [len(row) for row in rows]
+        if self.plan is not None:
+            for run in self.plan.fit(lengths).runs:
+                yield run.rows, self._rectangle(*_chosen(rows, kinds, run.rows), run.shape)
+        elif self.prepared.hooked:
+            for pack in plan_packs(lengths, PACK_TOKENS):
+                self._note(Shape(1, sum(lengths[row] for row in pack)), "packs")
+                yield pack, run_pack(self.prepared, *_chosen(rows, kinds, pack))
+        else:
+            for bucket in _buckets(lengths, PACK_TOKENS):
+                shape = Shape(len(bucket), lengths[bucket[0]])
+                yield bucket, self._rectangle(*_chosen(rows, kinds, bucket), shape)
+
+    def _rectangle(
+        self, rows: list[list[int]], kinds: list[list[int]] | None, shape: Shape
+    ) -> Tensor:
+        self._note(shape, str(shape) if self.plan is not None else "buckets")
+        if self._compiler is None:
+            return self._padded(rows, kinds, shape)
+        self._compiler.running = f"shape {shape}"
+        with explained(self._compiler, self.prepared.model), torch.no_grad():
+            return self._padded(rows, kinds, shape)
+
+    def _padded(self, rows: list[list[int]], kinds: Any, shape: Shape) -> Tensor:
+        return run_rectangle(self.prepared, rows, kinds, shape, self.backend.spec.pad_side)
+
+    def _note(self, shape: Shape, name: str) -> None:
+        if self.ready:
+            self._counts.computed += shape.volume
+            self._counts.runs[name] = self._counts.runs.get(name, 0) + 1
+
+    def _check(self, rows: list[list[int]], kinds: list[list[int]] | None) -> None:
+        if kinds is not None and [*map(len, kinds)] != [*map(len, rows)]:
+            raise ShapeError("token_type_ids and ids differ in their lengths.", rows=())
+        empty = tuple(i for i, row in enumerate(rows) if not row)
+        if empty:
+            raise ShapeError(f"Row {empty[0]} has no token.", rows=empty, value=0, limit=1)
+        limit = positions_of(self.prepared)
+        over = tuple(i for i, row in enumerate(rows) if limit is not None and len(row) > limit)
+        if over:
+            raise ShapeError(
+                f"Row {over[0]} has {len(rows[over[0]])} tokens; the model takes {limit}.",
+                rows=over, value=len(rows[over[0]]), limit=limit,
+            )  # fmt: skip
+
+    def report(self) -> dict[str, Any]:
+        """What was prepared, run, compiled and found, as plain values for JSON."""
+        made, counts = self.prepared, self._counts
+        rules = getattr(self.backend.compiler, "report", None)
+        return {
+            "backend": self.backend.name,
+            "dialect": self.backend.spec.dialect,
+            "attention": self.attention if made.layers else "the model's own",
+            "hooked": made.hooked,
+            "passes": {report.name: report.said for report in made.reports},
+            "shapes": None if self.plan is None else [str(shape) for shape in self.plan.shapes],
+            "compiles": 0 if self._compiler is None else self._compiler.compiles,
+            "frozen": self._compiler is not None and self._compiler.frozen,
+            "rows": counts.rows,
+            "tokens": counts.tokens,
+            "computed": counts.computed,
+            "waste": 1 - counts.tokens / counts.computed if counts.computed else 0.0,
+            "runs": dict(counts.runs),
+            "blocks": None if self._paged is None else self._paged.usage(),
+            "rules": None if rules is None else rules.to_dict(),
+        }
+
+
+def _plan(compiled: bool, shapes: Any, spec: DeviceSpec) -> ShapePlan | None:
+    if shapes is not None:
+        return ShapePlan(shapes, spec)
+    if not compiled:
+        return None
+    return ShapePlan.with_token_budget(ladder_pow2(LONGEST), PACK_TOKENS, spec)
+
+
+def _as_is(values: Tensor) -> Tensor:
+    return values
+
+
+def _row(ids: Any, row: int) -> list[int]:
+    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if not all(type(value) is int for value in values):
+        raise ShapeError(f"Row {row} holds something else than whole numbers.", rows=(row,))
+    return values
+
+
+def _chosen(rows: Any, kinds: Any, index: Sequence[int]) -> tuple[Any, Any]:
+    return [rows[i] for i in index], None if kinds is None else [kinds[i] for i in index]
+
+
+def _buckets(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Rows of one length together, as many as `tokens` allow: nothing is padded."""
+    found: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        last = found[-1] if found else []
+        if last and lengths[last[0]] == lengths[row] and (len(last) + 1) * lengths[row] <= tokens:
+            last.append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def positions_of(made: Prepared) -> int | None:
+    """How many tokens the backbone's table of positions has room for; None without a table."""
+    from torch import nn
+
+    sizes = [
+        int(module.num_embeddings) - max(made.offset, getattr(module, "offset", 0))
+        for name, module in made.backbone.named_modules()
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in TABLES
+        and not any(part in name for part in ("vision", "visual", "image", "audio"))
+    ]
+    return min(sizes, default=None)
+
+
+def _harmless_id(config: Any) -> int:
+    """An id that no field of the config calls special (a stack may treat those in its own way)."""
+    special = {v for k, v in vars(config).items() if k.endswith("_token_id") and type(v) is int}
+    size = getattr(config.get_text_config(), "vocab_size", None) or 8
+    return next((i for i in range(min(size, 64)) if i not in special), 0)

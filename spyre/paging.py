@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences over the paged cache: prompts in chunks, shared prefixes, steps of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headswap.spyre.cache import KVCache, PagedBatch, chunks, decode, prefill
+from headswap.spyre.device import DeviceSpec
+from headswap.spyre.errors import CapacityError, DeviceError
+from headswap.spyre.hook import BATCH, keep_cache
+from headswap.spyre.pool import BlockPool, Lease
+from headswap.spyre.prepare import Prepared
+from headswap.spyre.shapes import round_up
+
+DEFAULT_TOKENS = 8_192
+"""Tokens that a cache has room for where nobody says how many blocks it has."""
+
+
+@dataclass(eq=False)
+class Stored:
+    """A text in the cache: its ids, how many of them have keys there, and its blocks."""
+
+    row: int
+    ids: list[int]
+    lease: Lease
+    stored: int = 0
+    made: list[int] = field(default_factory=list)
+
+
+class Paged:
+    """A prepared causal model with a cache of `num_blocks` blocks, which never changes its size.
+
+    static   every chunk and step has one of few sizes, as a compiled graph needs
+    """
+
+    def __init__(
+        self, made: Prepared, spec: DeviceSpec, *, block_size: int, num_blocks: int | None,
+        static: bool, share: bool = True,
+    ) -> None:  # fmt: skip
+        if not made.causal:
+            raise DeviceError(
+                f"{type(made.model).__name__} cannot run over a paged cache: that needs attention "
+                "that comes to us and looks back only, in every layer, and nothing else that mixes "
+                "tokens."
+            )
+        self.made, self.spec, self.static, self.share = made, spec, static, share
+        self.chunk = max(block_size, spec.chunk // block_size * block_size)
+        blocks = num_blocks or 1 + -(-DEFAULT_TOKENS // block_size)
+        self.pool = BlockPool(blocks, block_size)
+        dtype = next(p.dtype for p in made.backbone.parameters() if p.is_floating_point())
+        shapes = [layer.cache for _, layer in made.layers]
+        self.cache = KVCache.of(shapes, blocks, block_size, dtype)
+        keep_cache(made.layers, self.cache.layers)
+        self.shared = 0
+
+    def usage(self) -> dict[str, int]:
+        """Blocks held, kept for their prefix, and free; tokens that a known prefix saved."""
+        used = self.pool.usage
+        return {"held": used.held, "kept": used.kept, "free": used.free,
+                "tokens_shared": self.shared}  # fmt: skip
+
+    def check(self, row: int, tokens: int, new: int) -> None:
+        """Refuse, before any work, a sequence that could never run.
+
+        sendnn-inference's rule: the prompt rounded up to 64 and the new tokens must fit the
+        context, and a row's tokens the volume.
+        """
+        asked = round_up(tokens) + new
+        limit = min(self.spec.max_context, self.spec.max_volume)
+        room = (self.pool.num_blocks - 1) * self.pool.block_size
+        if asked > limit:
+            raise CapacityError(
+                f"Row {row} has {tokens} tokens and asks for {new} more: {asked} in whole steps of "
+                f"64, and the context holds {limit}.",
+                needed=asked, free=limit,
+            )  # fmt: skip
+        if tokens + new > room:
+            raise CapacityError(
+                f"Row {row} has {tokens} tokens and asks for {new} more, and the cache holds {room}"
+                f" ({self.pool.num_blocks - 1} blocks of {self.pool.block_size}). Give "
+                f"num_blocks={-(-(tokens + new) // self.pool.block_size) + 1} or more.",
+                needed=tokens + new, free=room,
+            )  # fmt: skip
+
+    def admit(self, row: int, ids: Sequence[int], new: int) -> Stored:
+        """Blocks for `ids` and `new` tokens; what the cache knows of them is shared."""
+        if not self.share:
+            self.pool.forget()
+        lease = self.pool.admit(ids, new)
+        self.cache.zero(self.pool.stale())
+        self.shared += lease.cached
+        return Stored(row, list(ids), lease, stored=lease.cached)
+
+    def release(self, sequence: Stored) -> None:
+        """Give the blocks of `sequence` back."""
+        if not sequence.lease.ended:
+            self.pool.release(sequence.lease)
+
+    def fits(self, ids: Sequence[int], new: int) -> bool:
+        """Whether `admit` would succeed now."""
+        return self.pool.can_admit(ids, new)
+
+    @contextmanager
+    def held(self) -> Iterator[list[Stored]]:
+        """A list of sequences; whatever is in it at the end is released, also after an error."""
+        live: list[Stored] = []
+        try:
+            yield live
+        finally:
+            for sequence in live:
+                self.release(sequence)
+
+    def prefill(self, sequence: Stored, run: Any) -> Any:
+        """Run what is not stored of a prompt, chunk by chunk; `run(ids, places, batch, last)`
+        gets `[1, tokens]` ids and places, and the index of the chunk's last token. Returns what
+        it gave for the last chunk."""
+        size, found = self.pool.block_size, None
+        lease, ids = sequence.lease, sequence.ids
+        for chunk in chunks(len(ids), sequence.stored, self.chunk, size, static=self.static):
+            blocks = self.pool.blocks_for(self.spec.max_context) if self.static else None
+            batch = prefill(lease, chunk, size, self._width(blocks))
+            text = [*ids[chunk.start : chunk.end], *[ids[chunk.start]] * chunk.right]
+            places = batch.places.clamp(max=chunk.end - 1) if chunk.right else batch.places
+            found = run(torch.tensor([text]), places, batch, chunk.end - chunk.start - 1)
+            sequence.stored = chunk.end
+        self.pool.publish(lease, ids)
+        return found
+
+    def step(self, live: Sequence[Stored], run: Any) -> Any:
+        """One more token for each of `live`, whose newest id has no keys yet; `run` as above."""
+        filled = [sequence.stored + 1 for sequence in live]
+        rows = self.spec.max_decode_batch if self.static else None
+        batch = decode([s.lease for s in live], filled, self.pool.block_size, rows,
+                       self._width(self.pool.num_blocks) if self.static else None)  # fmt: skip
+        newest = [s.made[-1] for s in live]
+        extra = len(batch.filled) - len(newest)
+        ids = torch.tensor([*newest, *newest[:1] * extra]).unsqueeze(1)
+        found = run(ids, batch.position_ids, batch, 0)
+        for sequence in live:
+            sequence.stored += 1
+        return found
+
+    def _width(self, blocks: int | None) -> int | None:
+        """Blocks of a static table: no more than the cache has."""
+        return None if blocks is None else min(blocks, self.pool.num_blocks - 1)
+
+
+def backbone_inputs(made: Prepared, ids: Tensor, places: Tensor, batch: PagedBatch) -> Any:
+    """Keywords for a causal language model's forward over `batch`."""
+    given: dict[str, Any] = {
+        "input_ids": ids, "position_ids": places, BATCH: batch, "use_cache": False,
+        "attention_mask": torch.zeros(1, 1, 1, 1), "return_dict": True,
+    }  # fmt: skip
+    if made.segments:
+        given["token_type_ids"] = torch.zeros_like(ids)
+    return given

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model to what an executor runs: a copy around the same weights, changed by named passes.
+
+No class is patched and the model stays as it was: every pass works on a copy (`shared_copy`), and
+dropping the copy undoes all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headswap.heads.interface import HeadedModel
+from headswap.spyre.errors import DeviceError
+from headswap.spyre.hook import BATCH, Layer
+from headswap.spyre.view import shared_copy
+from headswap.spyre.visibility import Feature
+
+POOLED = ("first", "last", "next", "mean", "eos", "pooler")
+"""Pooling rules that read rows of the last states (a pooler: the first one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did to the copy."""
+
+    name: str
+    said: str
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A model's copy, and what was learned of it.
+
+    model      the copy: backbone, head and all
+    inputs     names that the backbone's forward takes
+    layers     the calls of attention, in order; empty for a backbone that computes its own
+    offset     what is added to a token's position for the backbone's `position_ids` (RoBERTa's
+               begin behind the pad id)
+    packable   texts may stand one behind the other in one row
+    padded     pads behind a text leave its states as they are
+    """
+
+    model: Any
+    inputs: frozenset[str]
+    layers: list[tuple[nn.Module, Layer]] = field(default_factory=list)
+    offset: int = 0
+    packable: bool = False
+    padded: bool = True
+    reports: list[PassReport] = field(default_factory=list)
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The copy's module that turns ids into states."""
+        return backbone_of(self.model)
+
+    @property
+    def head_spec(self) -> Any:
+        """How the head reads the states; None for a model without one."""
+        return getattr(self.model, "head_spec", None)
+
+    @property
+    def pools(self) -> bool:
+        """Whether the head reads rows of the last states, which the host can pick."""
+        spec = self.head_spec
+        return spec is None or (spec.pooling in POOLED and not spec.compat)
+
+    @property
+    def hooked(self) -> bool:
+        """Whether masks, positions and pooling are the host's: the backbone's attention comes to
+        us, and packs of texts were seen to give its own numbers."""
+        return self.packable and self.pools
+
+    @property
+    def causal(self) -> bool:
+        """Whether every layer was seen to look back only, by a rule that pages can follow."""
+        return self.packable and all(
+            layer.visibility is not None and layer.visibility.causal for _, layer in self.layers
+        )
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What the layers want of an attention backend."""
+        return frozenset().union(*(layer.features for _, layer in self.layers))
+
+    @property
+    def segments(self) -> bool:
+        """Whether the backbone has segment embeddings, which are then always given."""
+        return "token_type_ids" in self.inputs and bool(
+            getattr(self.backbone.config, "type_vocab_size", 0)
+        )
+
+    @property
+    def pad(self) -> int:
+        """The id that stands on pads; any will do, but families that find their positions by it
+        must see it."""
+        found = getattr(self.backbone.config, "pad_token_id", None)
+        return found if isinstance(found, int) and found >= 0 else 0
+
+    def pooler(self, first: Tensor) -> Tensor:
+        """The backbone's own pooler on rows `[batch, hidden]` of first tokens."""
+        module: Any = self.backbone.pooler
+        found: Tensor = module(first.unsqueeze(1))
+        return found
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """`position_ids` of one text's `ids` `[tokens]`, of the same shape.
+
+        Where they begin behind the pad id, a pad id in the text is not counted
+        (transformers, `create_position_ids_from_input_ids`).
+        """
+        if not self.offset:
+            return torch.arange(len(ids))
+        pad = self.offset - 1
+        counted = ids != pad
+        return counted.cumsum(0) * counted + pad
+
+    def run(
+        self, ids: Tensor, position_ids: Tensor, batch: Any, segments: Tensor | None = None
+    ) -> Any:
+        """The backbone's output for `ids` `[1 or batch, tokens]`, whose attention is told by
+        `batch`."""
+        more: dict[str, Any] = {BATCH: batch}
+        if self.segments:
+            more["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
+        if "use_cache" in self.inputs:
+            more["use_cache"] = False
+        mask = torch.zeros(1, 1, 1, 1)  # four dimensions: taken as it is
+        return self.backbone(
+            input_ids=ids, attention_mask=mask, position_ids=position_ids, return_dict=True, **more
+        )
+
+
+def backbone_of(model: Any) -> nn.Module:
+    """The module of `model` that turns ids into states."""
+    found: nn.Module = model.backbone if isinstance(model, HeadedModel) else model.base_model
+    return found
+
+
+def prepare(model: Any, dtype: torch.dtype | None = None) -> Prepared:
+    """`model` (one of ours, or a causal language model) ready for an executor.
+
+    Raises `DeviceError` for anything else.
+    """
+    from headswap.spyre.learning import learn
+
+    if not isinstance(model, HeadedModel) and not hasattr(model, "base_model"):
+        raise DeviceError(
+            f"An executor runs models of headswap and causal language models, and got a "
+            f"{type(model).__name__}. Make one with headswap.load() or as_seq_cls_model()."
+        )
+    copy = shared_copy(model).eval()
+    names = frozenset(inspect.signature(backbone_of(copy).forward).parameters)
+    made = Prepared(copy, names)
+    made.reports.append(PassReport("copy", "modules and configs of its own, the same tensors"))
+    learn(made, shared_copy(model).eval())
+    if dtype is not None:
+        made.backbone.to(dtype)
+        made.reports.append(PassReport("dtype", f"backbone in {dtype}, head in float32"))
+    return made
