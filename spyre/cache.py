@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -177,6 +178,7 @@ def prefill(lease: Lease, chunk: Chunk, block_size: int, blocks: int | None = No
         filled=torch.tensor([filled]),
         left=torch.zeros(1, dtype=torch.int64),
         block_size=block_size,
+        run=None if blocks else _side_by_side([lease.blocks[:needed]]),
     )
 
 
@@ -201,7 +203,15 @@ def decode(
         filled=torch.tensor([*filled, *range(1, extra + 1)]),
         left=torch.tensor([*[0] * len(held), *range(extra)]),
         block_size=block_size,
+        run=None if rows or blocks else _side_by_side(held),
     )
+
+
+def _side_by_side(held: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """First and last block of a single row, if no other block lies between them."""
+    if len(held) != 1 or any(b - a != 1 for a, b in itertools.pairwise(held[0])):
+        return None
+    return held[0][0], held[0][-1]
 
 
 def _tables(held: Sequence[Sequence[int]], blocks: int) -> Tensor:

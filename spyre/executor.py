@@ -22,9 +22,10 @@ from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
 from headswap.spyre.generating import generate
 from headswap.spyre.hook import install
+from headswap.spyre.linears import pack_linears
 from headswap.spyre.packs import plan_packs, run_pack
 from headswap.spyre.paging import Paged
-from headswap.spyre.prepare import Prepared, prepare
+from headswap.spyre.prepare import PassReport, Prepared, prepare
 from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
 from headswap.spyre.shapes import Shape, ShapePlan, ladder_pow2
 from headswap.spyre.stack import choose
@@ -81,6 +82,10 @@ class Executor:
         self.plan = _plan(self.backend.compiler is not None, shapes, self.backend.spec)
         self.prepared = prepare(model, dtype)
         self.attention = self._choose(attention)
+        if self.backend.compiler is None:
+            count = pack_linears(self._whole())
+            said = f"{count} weights in oneDNN's layout"
+            self.prepared.reports.append(PassReport("linears", said))
         self._compiler: Guarded | None = None
         if self.backend.compiler is not None and self.plan is not None:
             self._compiler = Guarded(self.backend.compiler)
@@ -93,14 +98,21 @@ class Executor:
         self._paged: Paged | None = None
         self.ready = self._compiler is None
 
+    def _whole(self) -> torch.nn.Module:
+        """What runs in the backbone's dtype: of a classifier the backbone, of a causal language
+        model all of it. The head of a classifier runs in fp32 and stays."""
+        made = self.prepared
+        return made.backbone if made.head_spec is not None else made.model
+
     def _choose(self, name: str) -> str:
         """The attention backend by name, put to work; refused where a layer wants more of it."""
         made = self.prepared
-        packs = self.plan is None and made.hooked
+        self.packs = self.plan is None and made.hooked
         if name == "auto":
             able = made.features <= ATTENTION.get("sdpa").features
-            name = "packed" if packs else "sdpa" if able else "native"
+            name = "packed" if self.packs else "sdpa" if able else "native"
         backend = ATTENTION.get(name)
+        self.packs = self.packs and "packed" in backend.modes
         if self.plan is not None and not made.padded:
             raise DeviceError(
                 f"{type(made.model).__name__} gives other numbers for a text with pads behind it, "
@@ -108,7 +120,7 @@ class Executor:
                 "one length together."
             )
         if made.layers:
-            mode: Mode = "packed" if packs else "padded"
+            mode: Mode = "packed" if self.packs else "padded"
             refuse_unsupported(backend, mode, made.features, type(made.model).__name__)
             install(made.backbone, name)
         return name
@@ -131,7 +143,8 @@ class Executor:
     def _run_plan(self) -> None:
         mark = _harmless_id(self.prepared.model.config)
         for shape in () if self.plan is None else self.plan.shapes:
-            self._rectangle([[mark] * shape.length] * shape.batch, None, shape)
+            for length in (shape.length, shape.length - 1):  # a full batch may need no mask
+                self._rectangle([[mark] * length] * shape.batch, None, shape)
 
     def logits(self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None) -> Tensor:
         """fp32 logits `[rows, num_labels]` of rows of token ids, in their order.
@@ -233,7 +246,7 @@ class Executor:
         if self.plan is not None:
             for run in self.plan.fit(lengths).runs:
                 yield run.rows, self._rectangle(*_chosen(rows, kinds, run.rows), run.shape)
-        elif self.prepared.hooked:
+        elif self.packs:
             for pack in plan_packs(lengths, PACK_TOKENS):
                 self._note(Shape(1, sum(lengths[row] for row in pack)), "packs")
                 yield pack, run_pack(self.prepared, *_chosen(rows, kinds, pack))
@@ -337,12 +350,19 @@ def positions_of(made: Prepared) -> int | None:
     from torch import nn
 
     sizes = [
-        int(module.num_embeddings) - max(made.offset, getattr(module, "offset", 0))
+        int(module.num_embeddings) - _before_first(module)
         for name, module in made.backbone.named_modules()
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in TABLES
+        if isinstance(module, nn.Embedding)
+        and name.rpartition(".")[2] in TABLES
         and not any(part in name for part in ("vision", "visual", "image", "audio"))
     ]
     return min(sizes, default=None)
+
+
+def _before_first(table: Any) -> int:
+    """Rows of a table of positions that stand before the first token's."""
+    pad = table.padding_idx
+    return max(0 if pad is None else pad + 1, getattr(table, "offset", 0))
 
 
 def _harmless_id(config: Any) -> int:

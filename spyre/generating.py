@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headswap.spyre.cache import PagedBatch
 from headswap.spyre.errors import DeviceError
-from headswap.spyre.paging import Paged, Stored, backbone_inputs
+from headswap.spyre.hook import BATCH, TOLD
+from headswap.spyre.paging import Paged, Stored
+
+Run = Callable[[Tensor, Tensor, PagedBatch, int], Tensor]
 
 
 def generate(
@@ -30,10 +35,9 @@ def generate(
         )
     for row, prompt in enumerate(prompts):
         paged.check(row, len(prompt), new)
-    run = Forward(paged)
     found: list[list[int]] = [[] for _ in prompts]
     waiting = list(enumerate(prompts))[::-1] if new > 0 else []
-    with paged.held() as live:
+    with paged.held() as live, forward(paged) as run:
         while waiting or live:
             _join(paged, waiting, live, new, run)
             _finish(paged, live, found, new, ends)
@@ -45,26 +49,43 @@ def generate(
     return found
 
 
-class Forward:
-    """Logits `[batch, vocabulary]` of the last token of a chunk or step, from the whole model."""
+@contextmanager
+def forward(paged: Paged) -> Iterator[Run]:
+    """The whole model as a function `(ids, places, batch, last)` -> logits `[batch, vocabulary]` of
+    one token a row.
 
-    def __init__(self, paged: Paged) -> None:
-        self._made = paged.made
-        names = inspect.signature(paged.made.model.forward).parameters
-        self._keep = "logits_to_keep" in names
+    The batch goes in by a keyword. Not every causal class hands that on (4.57's GPT-2), so without a
+    compiled graph it is given where attention is called.
+    """
+    model, told = paged.made.model, {}
+    keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def __call__(self, ids: Tensor, places: Tensor, batch: Any, last: int) -> Tensor:
-        """See `Paged.prefill`."""
-        given = backbone_inputs(self._made, ids, places, batch)
-        if self._keep:  # no logits of tokens that nobody reads
+    def tell(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        return arguments, {**keywords, **told}
+
+    def run(ids: Tensor, places: Tensor, batch: PagedBatch, last: int) -> Tensor:
+        given: dict[str, Any] = {"use_cache": False, "return_dict": True}
+        if paged.static:
+            given[BATCH] = batch
+        told[BATCH] = batch
+        if keep:  # no logits of tokens that nobody reads
             given["logits_to_keep"] = torch.tensor([last])
-        logits: Tensor = self._made.model(**given).logits
-        return logits[:, 0 if self._keep else last]
+        found: Tensor = model(input_ids=ids, attention_mask=TOLD, position_ids=places,
+                              **given).logits  # fmt: skip
+        return found[:, 0 if keep else last]
+
+    modules = () if paged.static else {module for module, _ in paged.made.layers}
+    handles = [m.register_forward_pre_hook(tell, with_kwargs=True) for m in modules]
+    try:
+        yield run
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _join(
     paged: Paged, waiting: list[tuple[int, list[int]]], live: list[Stored], new: int,
-    run: Forward,
+    run: Run,
 ) -> None:  # fmt: skip
     """Take in as many waiting prompts as there is room for, and run them."""
     while waiting and len(live) < paged.spec.max_decode_batch:

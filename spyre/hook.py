@@ -30,6 +30,9 @@ PREFIX = "headswap-"
 """How our attention functions are called in transformers' table."""
 BATCH = "headswap_batch"
 """The keyword that carries a batch through a backbone's layers to its attention."""
+TOLD = torch.zeros(1, 1, 0, 0)
+"""The mask that goes with a batch: of four dimensions, so that it is taken as it is, and of no
+size, so that attention which the batch did not reach fails instead of seeing everything."""
 UNDERSTOOD = frozenset((
     "dropout", "is_causal", "sliding_window", "deterministic", "position_ids", "use_cache",
     "cache_position", "output_attentions", "output_hidden_states", "return_dict", "head_mask",
@@ -185,6 +188,8 @@ def attend(
         slopes=more.pop("alibi_slopes", None),
     )  # fmt: skip
     if headswap_batch is None:
+        if attention_mask is not None and not attention_mask.shape[-1]:
+            raise AttentionError("A batch did not reach a layer's attention.")
         places = torch.arange(key.shape[2]) if scores.slopes is not None else query
         placed = at(scores, places[: query.shape[2]], places)
         return backend.padded(query, key, value, attention_mask, placed), None

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from headswap.spyre.cache import KVCache, PagedBatch, chunks, decode, prefill
+from headswap.spyre.cache import KVCache, chunks, decode, prefill
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import CapacityError, DeviceError
-from headswap.spyre.hook import BATCH, keep_cache
+from headswap.spyre.hook import keep_cache
 from headswap.spyre.pool import BlockPool, Lease
 from headswap.spyre.prepare import Prepared
 from headswap.spyre.shapes import round_up
@@ -150,14 +149,3 @@ class Paged:
     def _width(self, blocks: int | None) -> int | None:
         """Blocks of a static table: no more than the cache has."""
         return None if blocks is None else min(blocks, self.pool.num_blocks - 1)
-
-
-def backbone_inputs(made: Prepared, ids: Tensor, places: Tensor, batch: PagedBatch) -> Any:
-    """Keywords for a causal language model's forward over `batch`."""
-    given: dict[str, Any] = {
-        "input_ids": ids, "position_ids": places, BATCH: batch, "use_cache": False,
-        "attention_mask": torch.zeros(1, 1, 1, 1), "return_dict": True,
-    }  # fmt: skip
-    if made.segments:
-        given["token_type_ids"] = torch.zeros_like(ids)
-    return given

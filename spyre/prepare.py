@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headswap.heads.interface import HeadedModel
 from headswap.spyre.errors import DeviceError
-from headswap.spyre.hook import BATCH, Layer
+from headswap.spyre.hook import BATCH, TOLD, Layer
 from headswap.spyre.view import shared_copy
 from headswap.spyre.visibility import Feature
 
@@ -129,9 +129,8 @@ class Prepared:
             more["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
         if "use_cache" in self.inputs:
             more["use_cache"] = False
-        mask = torch.zeros(1, 1, 1, 1)  # four dimensions: taken as it is
         return self.backbone(
-            input_ids=ids, attention_mask=mask, position_ids=position_ids, return_dict=True, **more
+            input_ids=ids, attention_mask=TOLD, position_ids=position_ids, return_dict=True, **more
         )
 
 

@@ -12,6 +12,14 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def shared_copy(module: Module) -> Module:
-    """`module` with modules, configs and hooks of its own, around the same tensors."""
-    shared = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
+    """`module` with modules, configs and hooks of its own, around the same data.
+
+    Parameters are new objects on the same storage, since `Module.to` writes into the objects.
+    """
+    shared: dict[int, object] = {id(tensor): tensor for tensor in module.buffers()}
+    for parameter in module.parameters():
+        plain = type(parameter) is nn.Parameter
+        shared[id(parameter)] = (
+            nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
+        )
+    return copy.deepcopy(module, shared)

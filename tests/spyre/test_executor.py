@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An executor gives each row's own logits, in packs, rectangles and pages, and leaves the model."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny_models import alone, rows, tiny
+
+import headswap
+from headswap.spyre import SENDNN, SPYRE, ShapeError
+from headswap.spyre.errors import AttentionError, CapacityError, DeviceError, NonFiniteError
+from headswap.spyre.executor import Executor
+
+MAJOR = int(transformers.__version__.split(".")[0])
+MORE: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
+                "num_key_value_heads": 2, "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {"sliding_window": 8, "head_dim": 8, "num_key_value_heads": 2,
+                    "layer_types": ["sliding_attention", "full_attention"]},
+    "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "gpt2": {"n_positions": 200}, "opt": {"word_embed_proj_dim": 32, "ffn_dim": 64},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"],
+                   "position_biased_input": False},
+    "distilbert": {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4},
+    "electra": {"embedding_size": 32},
+}  # fmt: skip
+FAMILIES = (
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt2", "phi", "granite",
+    "gpt_oss", "opt", "bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert",
+    "deberta-v2", "mpnet",
+)  # fmt: skip
+DECODERS = FAMILIES[:11]
+OWN = ("deberta-v2", "mpnet")
+"""Families that compute their own attention in both releases."""
+LENGTHS = (5, 61, 30, 30, 1, 90)
+
+
+@cache
+def converted(kind: str, **more: Any) -> Any:
+    given = {"max_position_embeddings": 200, **MORE.get(kind, {}), **more}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = tiny(kind, "AutoModelForCausalLM" if kind in DECODERS else "AutoModel", **given)
+        torch.manual_seed(1)
+        return headswap.as_seq_cls_model(source, num_labels=3).eval()
+
+
+def expected(model: Any, ids: list[list[int]]) -> torch.Tensor:
+    return alone(model, ids)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_packs_and_rectangles_equal_each_row_alone(kind: str) -> None:
+    model, ids = converted(kind), rows(LENGTHS)
+    want = expected(model, ids)
+    how: list[dict[str, Any]] = [
+        {}, {"shapes": [(2, 64), (1, 128)]}, {"shapes": [(4, 128)], "attention": "native"},
+        {"shapes": [(3, 64), (3, 128)], "device": SENDNN}, {"shapes": [(8, 128)], "device": SPYRE},
+    ]  # fmt: skip
+    for given in how:
+        executor = Executor(model, backend="eager", **given)
+        torch.testing.assert_close(executor.logits(ids), want, atol=1e-5, rtol=0)
+    if MAJOR > 4 or kind in DECODERS[:8]:
+        assert Executor(model, backend="eager").report()["hooked"] is (kind not in OWN)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128])
+def test_any_head_size_runs(kind: str, head_dim: int) -> None:
+    model = converted(kind, hidden_size=2 * head_dim, num_attention_heads=2,
+                      **({"num_key_value_heads": 1} if kind == "llama" else {}))  # fmt: skip
+    ids = rows((5, 20))
+    for given in ({}, {"shapes": [(2, 64)]}):
+        found = Executor(model, backend="eager", **given).logits(ids)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_half_precision_keeps_the_direction_and_the_winner(kind: str) -> None:
+    model, ids = converted(kind), rows(LENGTHS)
+    want = expected(model, ids)
+    executor = Executor(model, backend="eager", shapes=[(2, 128)], dtype=torch.float16)
+    found = executor.logits(ids)
+    assert found.dtype == torch.float32
+    assert float(torch.nn.functional.cosine_similarity(found, want).min()) >= 0.999
+    close = want.topk(2).values.diff().abs().squeeze(1) < 1e-2  # two labels level within rounding
+    assert bool(((found.argmax(1) == want.argmax(1)) | close).all())
+    assert next(model.backbone.parameters()).dtype == torch.float32
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, ids = converted("bert"), rows((4, 9))
+    before = expected(model, ids)
+    config, weights = model.config.to_dict(), {n: p.data_ptr() for n, p in model.named_parameters()}
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    model.train()
+    executor = Executor(model, backend="eager", shapes=[(2, 64)], dtype=torch.float16)
+    executor.logits(ids)
+    assert model.training
+    model.eval()
+    assert model.config.to_dict() == config
+    assert {n: p.data_ptr() for n, p in model.named_parameters()} == weights
+    assert {name: type(module) for name, module in model.named_modules()} == kinds
+    torch.testing.assert_close(expected(model, ids), before, atol=0, rtol=0)
+
+
+def test_a_packs_segments_reach_the_embeddings() -> None:
+    model, ids = converted("bert"), rows((6, 4))
+    kinds = [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1]]
+    with torch.no_grad():
+        want = torch.cat([
+            model(input_ids=torch.tensor([r]), attention_mask=torch.ones(1, len(r)).long(),
+                  token_type_ids=torch.tensor([k])).logits
+            for r, k in zip(ids, kinds, strict=True)])  # fmt: skip
+    assert not torch.allclose(want, expected(model, ids), atol=1e-3)
+    for given in ({}, {"shapes": [(2, 64)]}):
+        found = Executor(model, backend="eager", **given).logits(ids, kinds)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
+
+
+def test_a_pad_id_inside_a_text_counts_as_the_reference_counts_it() -> None:
+    model = converted("roberta")
+    ids = [[7, 1, 8, 9], [5, 6]]
+    for given in ({}, {"shapes": [(2, 64)]}, {"shapes": [(2, 64)], "device": SENDNN}):
+        found = Executor(model, backend="eager", **given).logits(ids)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_every_pooling_rule_runs_in_packs(pooling: str) -> None:
+    source = tiny("qwen2", "AutoModelForCausalLM")
+    model = headswap.as_seq_cls_model(source, num_labels=2, pooling=pooling).eval()
+    ids = rows((5, 9, 1))
+    for given in ({}, {"shapes": [(3, 64)]}):
+        found = Executor(model, backend="eager", **given).logits(ids)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+def test_embeddings_and_pooled_states() -> None:
+    source = tiny("bert", "AutoModel")
+    model = headswap.as_embedding_model(source, pooling="mean").eval()
+    ids = rows((5, 9, 1))
+    with torch.no_grad():
+        want = torch.cat([model(input_ids=torch.tensor([r])).pooler_output for r in ids])
+    torch.testing.assert_close(Executor(model, backend="eager").embed(ids), want, atol=1e-5, rtol=0)
+    classifier = converted("llama")
+    rows_ = Executor(classifier, backend="eager").embed(ids)
+    with torch.no_grad():
+        logits = classifier.logits_of(rows_)
+    torch.testing.assert_close(logits, expected(classifier, ids), atol=1e-5, rtol=0)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_long_row_is_refused_with_both_numbers_and_the_next_call_works() -> None:
+    model = converted("bert")
+    executor = Executor(model, backend="eager", shapes=[(2, 64)])
+    before = executor.logits(rows((10,)))
+    with pytest.raises(ShapeError, match="65 tokens, the longest shape 64"):
+        executor.logits(rows((65, 3)))
+    torch.testing.assert_close(executor.logits(rows((10,))), before, atol=0, rtol=0)
+    with pytest.raises(ShapeError, match="201 tokens; the model takes 200"):
+        Executor(model, backend="eager").logits(rows((201,)))
+    assert Executor(converted("roberta"), backend="eager").logits(rows((198,))).shape == (1, 3)
+    with pytest.raises(ShapeError, match="takes 198"):
+        Executor(converted("roberta"), backend="eager").logits(rows((199,)))
+
+
+@pytest.mark.parametrize("bad", [[[]], [[1, 2], []], [[1.5]], [["a"]], [[True]]])
+def test_rows_that_are_no_ids_are_refused(bad: Any) -> None:
+    with pytest.raises(ShapeError):
+        Executor(converted("llama"), backend="eager").logits(bad)
+
+
+def test_segments_must_fit_their_rows() -> None:
+    with pytest.raises(ShapeError, match="differ in their lengths"):
+        Executor(converted("bert"), backend="eager").logits([[5, 6]], [[0]])
+
+
+def test_no_rows_give_no_logits() -> None:
+    assert Executor(converted("bert"), backend="eager").logits([]).shape == (0, 3)
+
+
+def test_what_a_backend_cannot_do_is_refused_at_the_start_by_name() -> None:
+    with pytest.raises(AttentionError, match=r"needs softcap, which .* 'sdpa' does not support"):
+        Executor(converted("gemma2"), backend="eager", attention="sdpa", shapes=[(1, 64)])
+    with pytest.raises(AttentionError, match="sinks"):
+        Executor(converted("gpt_oss"), backend="eager", attention="sdpa", shapes=[(1, 64)])
+    with pytest.raises(AttentionError, match="has no padded mode"):
+        Executor(converted("bert" if MAJOR > 4 else "llama"), backend="eager", attention="packed",
+                 shapes=[(1, 64)])  # fmt: skip
+    with pytest.raises(AttentionError, match="did you mean native"):
+        Executor(converted("bert"), backend="eager", attention="natve")
+
+
+def test_rows_that_pads_change_are_refused_rectangles() -> None:
+    source = tiny("convbert", "AutoModel", embedding_size=32)
+    model = headswap.as_seq_cls_model(source, num_labels=2).eval()
+    with pytest.raises(DeviceError, match="gives other numbers for a text with pads"):
+        Executor(model, backend="eager", shapes=[(2, 64)])
+    ids = rows((5, 9, 5))
+    found = Executor(model, backend="eager").logits(ids)
+    torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+def test_an_unknown_backend_and_a_missing_stack_are_refused() -> None:
+    with pytest.raises(DeviceError, match="known: auto, eager"):
+        Executor(converted("bert"), backend="cuda")
+    with pytest.raises(DeviceError, match="needs torch_sendnn, which is not installed"):
+        Executor(converted("bert"), backend="sendnn")
+    with pytest.raises(DeviceError, match="runs models of headswap"):
+        Executor(torch.nn.Linear(2, 2))
+
+
+def test_a_row_that_is_not_finite_is_named_and_the_others_are_good() -> None:
+    model = converted("bert", initializer_range=0.03)
+    want = expected(model, [[5, 6], [8, 9]])
+    with torch.no_grad():
+        model.backbone.embeddings.word_embeddings.weight[7] = float("inf")
+    for given in ({}, {"shapes": [(3, 64)]}):
+        executor = Executor(model, backend="eager", **given)  # type: ignore[arg-type]
+        with pytest.raises(NonFiniteError, match=r"Rows \[1\] of 3") as error:
+            executor.logits([[5, 6], [7, 6], [8, 9]])
+        assert error.value.rows == (1,)
+        values: Any = error.value.values
+        torch.testing.assert_close(values[[0, 2]], want, atol=1e-5, rtol=0)
+        torch.testing.assert_close(executor.logits([[5, 6], [8, 9]]), want, atol=1e-5, rtol=0)
+
+
+def test_rows_keep_their_order_whatever_their_company() -> None:
+    model = converted("qwen3")
+    ids = rows((7, 3, 12, 5, 3, 30))
+    want = expected(model, ids)
+    executor = Executor(model, backend="eager", shapes=[(2, 64), (4, 64)])
+    packs = Executor(model, backend="eager")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        order = torch.randperm(6, generator=generator).tolist()
+        for size in (1, 2, 3, 6):
+            chosen = order[:size]
+            for run in (executor, packs):
+                found = run.logits([ids[i] for i in chosen])
+                torch.testing.assert_close(found, want[chosen], atol=1e-5, rtol=0)
+
+
+def test_threads_share_an_executor() -> None:
+    model = converted("llama")
+    executor = Executor(model, backend="eager")
+    ids = [rows((n, 3), seed=n) for n in range(1, 9)]
+    want = [expected(model, each) for each in ids]
+    found: list[Any] = [None] * 8
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            found[i] = executor.logits(ids[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    for one, two in zip(found, want, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
+
+
+def test_the_report_says_what_ran() -> None:
+    executor = Executor(converted("llama"), backend="eager", shapes=[(2, 64)])
+    executor.logits(rows((10, 20, 34)))
+    report = executor.report()
+    assert report["rows"] == 3
+    assert report["tokens"] == 64
+    assert report["computed"] == 256
+    assert report["waste"] == 0.75
+    assert report["runs"] == {"2 x 64": 2}
+    assert report["passes"]["attention"] == "ours, 2 calls"
+
+
+# -- generation -----------------------------------------------------------------------------------
+
+
+def greedy(model: Any, prompts: list[list[int]], new: int) -> list[list[int]]:
+    model.generation_config.pad_token_id = 1
+    return [
+        model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)).long(),
+                       max_new_tokens=new, do_sample=False)[0, len(p):].tolist()
+        for p in prompts
+    ]  # fmt: skip
+
+
+@cache
+def causal(kind: str) -> Any:
+    return tiny(kind, max_position_embeddings=200, **MORE.get(kind, {}))
+
+
+@pytest.mark.parametrize("attention", ["native", "sdpa", "operators", "reference"])
+@pytest.mark.parametrize("kind", DECODERS)
+def test_greedy_text_equals_transformers(kind: str, attention: str) -> None:
+    model = causal(kind)
+    try:
+        executor = Executor(model, backend="eager", attention=attention, block_size=64)
+    except AttentionError:
+        assert attention == "sdpa"
+        assert kind in ("gemma2", "gpt_oss")
+        return
+    if MAJOR == 4 and not executor.prepared.causal:
+        assert kind == "opt"  # its mask does not come to us there
+        return
+    prompts = rows((20, 3, 70))
+    assert executor.generate(prompts, 12) == greedy(model, prompts, 12)
+    assert executor.report()["blocks"]["held"] == 0
+
+
+def small(num_blocks: int | None = None, **limits: Any) -> Executor:
+    device = replace(SPYRE, block_size=64, chunk=64, max_decode_batch=4, **limits)
+    return Executor(causal("qwen3"), backend="eager", attention="native", block_size=64,
+                    device=device, num_blocks=num_blocks)  # fmt: skip
+
+
+def test_a_known_prefix_is_shared_and_changes_nothing() -> None:
+    model = causal("qwen3")
+    prompt = rows((150,))[0]
+    prompts = [prompt[:130] + tail for tail in ([5, 6, 7], [9], [20, 21])]
+    executor = small()
+    want = greedy(model, prompts, 8)
+    assert executor.generate(prompts, 8) == want
+    assert executor.report()["blocks"]["tokens_shared"] == 256
+    assert executor.generate(prompts, 8) == want
+    assert executor.report()["blocks"]["tokens_shared"] == 256 + 384
+
+
+def test_few_blocks_make_prompts_wait_and_too_few_are_refused_before_any_work() -> None:
+    model = causal("qwen3")
+    prompts = rows((60, 20, 70, 10))
+    executor = small(num_blocks=4)
+    assert executor.generate(prompts, 8) == greedy(model, prompts, 8)
+    with pytest.raises(CapacityError, match="holds 192") as error:
+        executor.generate([[5, 6], rows((190,))[0]], 8)
+    assert error.value.needed == 198
+    assert executor.report()["blocks"]["held"] == 0
+    with pytest.raises(CapacityError, match="the context holds"):
+        small(max_context=128).generate([[5] * 100], 20)
+
+
+def test_what_freed_blocks_hold_does_not_matter() -> None:
+    model, prompts = causal("qwen3"), rows((60, 20))
+    executor = small(num_blocks=6)
+    want = greedy(model, prompts, 8)
+    assert executor.generate(prompts, 8) == want
+    pages: Any = executor._paged
+    for layer in pages.cache.layers:
+        layer.key.fill_(float("nan"))
+        layer.value.fill_(float("nan"))
+    pages.pool.forget()
+    pages.pool._stale = list(range(1, 6))
+    assert executor.generate(prompts, 8) == want
+
+
+def test_blocks_are_given_back_after_an_error() -> None:
+    executor = small(num_blocks=8)
+    executor.generate([[5, 6, 7]], 2)
+    model: Any = executor.prepared.model
+    forward, calls = model.forward, []
+
+    def failing(*args: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return forward(*args, **named)
+
+    model.forward = failing
+    with pytest.raises(KeyboardInterrupt):
+        executor.generate(rows((20, 30)), 10)
+    assert executor.report()["blocks"]["held"] == 0
+    model.forward = forward
+    assert executor.generate([[5, 6, 7]], 2) == greedy(causal("qwen3"), [[5, 6, 7]], 2)
+
+
+def test_a_classifier_does_not_generate_and_a_causal_model_does_not_classify() -> None:
+    with pytest.raises(DeviceError, match="has no output embedding"):
+        Executor(converted("llama"), backend="eager").generate([[5]], 2)
+    with pytest.raises(DeviceError, match="has no classification head"):
+        Executor(causal("llama"), backend="eager").logits([[5]])
+    with pytest.raises(DeviceError, match="cannot run over a paged cache"):
+        Executor(converted("bert"), backend="eager").generate([[5]], 2)
+    assert Executor(causal("llama"), backend="eager").generate([[5]], 0) == [[]]
+
+
+def test_an_end_mark_ends_a_text() -> None:
+    model = causal("llama")
+    executor = Executor(model, backend="eager", block_size=64)
+    first = executor.generate([[5, 6, 7]], 6)[0]
+    assert executor.generate([[5, 6, 7]], 6, eos_token_id=first[2])[0] == first[:3]
