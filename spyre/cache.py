@@ -178,7 +178,7 @@ def prefill(lease: Lease, chunk: Chunk, block_size: int, blocks: int | None = No
         filled=torch.tensor([filled]),
         left=torch.zeros(1, dtype=torch.int64),
         block_size=block_size,
-        run=None if blocks else _side_by_side([lease.blocks[:needed]]),
+        run=None if blocks or chunk.right else _side_by_side([lease.blocks[:needed]]),
     )
 
 

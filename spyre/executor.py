@@ -142,6 +142,10 @@ class Executor:
 
     def _run_plan(self) -> None:
         mark = _harmless_id(self.prepared.model.config)
+        if self.prepared.head_spec is None:
+            longest = 0 if self.plan is None else self.plan.longest
+            self._generate([[mark] * (longest - 64 or 1)], 2, frozenset())
+            return
         for shape in () if self.plan is None else self.plan.shapes:
             for length in (shape.length, shape.length - 1):  # a full batch may need no mask
                 self._rectangle([[mark] * length] * shape.batch, None, shape)
@@ -184,26 +188,43 @@ class Executor:
         self._check(rows, None)
         ends = end_marks(self.prepared) if eos_token_id is None else eos_token_id
         marks = frozenset((ends,) if isinstance(ends, int) else ends)
-        with self._lock, torch.no_grad():
-            return generate(self._pages(rows, max_new_tokens), rows, max_new_tokens, marks)
+        with self._lock:
+            self.warmup()
+            return self._generate(rows, max_new_tokens, marks)
+
+    def _generate(self, rows: list[list[int]], new: int, marks: frozenset[int]) -> list[list[int]]:
+        pages = self._pages(rows, new)
+        if self._compiler is None:
+            with torch.inference_mode():
+                return generate(pages, rows, new, marks)
+        self._compiler.running = "a chunk or step over the paged cache"
+        with explained(self._compiler, self.prepared.model), torch.no_grad():
+            return generate(pages, rows, new, marks)
 
     def _pages(self, rows: list[list[int]], new: int) -> Paged:
-        """The paged cache; made when first needed, and on eager made anew for a call that needs
-        a larger one than nobody asked for."""
-        static = self._compiler is not None
+        """The paged cache; made when first needed, and where shapes are free and nobody said how
+        many blocks it has, made anew for a call that needs more."""
         wanted = self.num_blocks
-        if wanted is None and not static:
+        if wanted is None and self._compiler is None:
             size = self.block_size
-            batch = sorted((-(-(len(row) + new) // size) for row in rows), reverse=True)
-            wanted = 1 + max(sum(batch[: self.backend.spec.max_decode_batch]), 1)
-            wanted = max(wanted, 0 if self._paged is None else self._paged.pool.num_blocks)
-        if self._paged is None or (wanted or 0) > self._paged.pool.num_blocks:
-            if self.attention == "packed":
-                able = self.prepared.features <= ATTENTION.get("sdpa").features
-                install(self.prepared.backbone, "sdpa" if able else "native")
+            needs = sorted((-(-(len(row) + new) // size) for row in rows), reverse=True)
+            wanted = 1 + max(sum(needs[: self.backend.spec.max_decode_batch]), 1)
+        if self._paged is None or (
+            self._compiler is None and (wanted or 0) > self._paged.pool.num_blocks
+        ):
+            self._for_pages()
+            static = None
+            if self._compiler is not None and self.plan is not None:
+                static = (max(shape.batch for shape in self.plan.shapes), self.plan.longest)
             self._paged = Paged(self.prepared, self.backend.spec, block_size=self.block_size,
                                 num_blocks=wanted, static=static)  # fmt: skip
         return self._paged
+
+    def _for_pages(self) -> None:
+        """An attention backend that has pages, where the chosen one has packs only."""
+        if "paged" not in ATTENTION.get(self.attention).modes:
+            able = self.prepared.features <= ATTENTION.get("sdpa").features
+            install(self.prepared.backbone, "sdpa" if able else "native")
 
     def _each(
         self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor]

@@ -54,8 +54,8 @@ def forward(paged: Paged) -> Iterator[Run]:
     """The whole model as a function `(ids, places, batch, last)` -> logits `[batch, vocabulary]` of
     one token a row.
 
-    The batch goes in by a keyword. Not every causal class hands that on (4.57's GPT-2), so without a
-    compiled graph it is given where attention is called.
+    The batch goes in by a keyword. Not every causal class hands that on (4.57's GPT-2), so without
+    a compiled graph it is given where attention is called.
     """
     model, told = paged.made.model, {}
     keep = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -65,7 +65,7 @@ def forward(paged: Paged) -> Iterator[Run]:
 
     def run(ids: Tensor, places: Tensor, batch: PagedBatch, last: int) -> Tensor:
         given: dict[str, Any] = {"use_cache": False, "return_dict": True}
-        if paged.static:
+        if paged.static is not None:
             given[BATCH] = batch
         told[BATCH] = batch
         if keep:  # no logits of tokens that nobody reads
@@ -74,7 +74,7 @@ def forward(paged: Paged) -> Iterator[Run]:
                               **given).logits  # fmt: skip
         return found[:, 0 if keep else last]
 
-    modules = () if paged.static else {module for module, _ in paged.made.layers}
+    modules = () if paged.static is not None else {module for module, _ in paged.made.layers}
     handles = [m.register_forward_pre_hook(tell, with_kwargs=True) for m in modules]
     try:
         yield run
@@ -88,7 +88,7 @@ def _join(
     run: Run,
 ) -> None:  # fmt: skip
     """Take in as many waiting prompts as there is room for, and run them."""
-    while waiting and len(live) < paged.spec.max_decode_batch:
+    while waiting and len(live) < paged.rows:
         row, prompt = waiting[-1]
         if not paged.fits(prompt, new):
             return

@@ -34,11 +34,9 @@ class Vectorised:
         """See `AttentionBackend`."""
         pages.store(_tokens(key), _tokens(value), batch.slots.flatten())
         keys, values = pages.read(batch)
-        stored = torch.arange(keys.shape[2]) if scores.slopes is not None else batch.left
-        return self.padded(
-            query, keys, values, batch.mask(visibility, query.dtype),
-            at(scores, batch.places, stored),
-        )  # fmt: skip
+        if scores.slopes is not None:
+            scores = at(scores, batch.places, torch.arange(keys.shape[2]))
+        return self.padded(query, keys, values, batch.mask(visibility, query.dtype), scores)
 
     def packed(
         self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch,

@@ -36,12 +36,13 @@ class Stored:
 class Paged:
     """A prepared causal model with a cache of `num_blocks` blocks, which never changes its size.
 
-    static   every chunk and step has one of few sizes, as a compiled graph needs
+    static   `(rows, tokens)`: every step has that many rows, every chunk and table room for so many
+             tokens, as a compiled graph needs; None where shapes are free
     """
 
     def __init__(
         self, made: Prepared, spec: DeviceSpec, *, block_size: int, num_blocks: int | None,
-        static: bool, share: bool = True,
+        static: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         if not made.causal:
             raise DeviceError(
@@ -49,13 +50,16 @@ class Paged:
                 "that comes to us and looks back only, in every layer, and nothing else that mixes "
                 "tokens."
             )
-        self.made, self.spec, self.static, self.share = made, spec, static, share
-        self.chunk = max(block_size, spec.chunk // block_size * block_size)
+        self.made, self.spec, self.static = made, spec, static
+        self.context = min(spec.max_context, spec.max_volume)
+        if static is not None:
+            self.context = min(self.context, static[1])
+        self.chunk = max(block_size, min(spec.chunk, self.context) // block_size * block_size)
         blocks = num_blocks or 1 + -(-DEFAULT_TOKENS // block_size)
         self.pool = BlockPool(blocks, block_size)
-        dtype = next(p.dtype for p in made.backbone.parameters() if p.is_floating_point())
+        self.dtype = next(p.dtype for p in made.backbone.parameters() if p.is_floating_point())
         shapes = [layer.cache for _, layer in made.layers]
-        self.cache = KVCache.of(shapes, blocks, block_size, dtype)
+        self.cache = KVCache.of(shapes, blocks, block_size, self.dtype)
         keep_cache(made.layers, self.cache.layers)
         self.shared = 0
 
@@ -72,7 +76,7 @@ class Paged:
         context, and a row's tokens the volume.
         """
         asked = round_up(tokens) + new
-        limit = min(self.spec.max_context, self.spec.max_volume)
+        limit = self.context
         room = (self.pool.num_blocks - 1) * self.pool.block_size
         if asked > limit:
             raise CapacityError(
@@ -90,8 +94,6 @@ class Paged:
 
     def admit(self, row: int, ids: Sequence[int], new: int) -> Stored:
         """Blocks for `ids` and `new` tokens; what the cache knows of them is shared."""
-        if not self.share:
-            self.pool.forget()
         lease = self.pool.admit(ids, new)
         self.cache.zero(self.pool.stale())
         self.shared += lease.cached
@@ -122,12 +124,13 @@ class Paged:
         it gave for the last chunk."""
         size, found = self.pool.block_size, None
         lease, ids = sequence.lease, sequence.ids
-        for chunk in chunks(len(ids), sequence.stored, self.chunk, size, static=self.static):
-            blocks = self.pool.blocks_for(self.spec.max_context) if self.static else None
-            batch = prefill(lease, chunk, size, self._width(blocks))
+        width = None if self.static is None else self.pool.blocks_for(self.context + self.chunk)
+        for chunk in chunks(len(ids), sequence.stored, self.chunk, size,
+                            static=self.static is not None):  # fmt: skip
+            batch = prefill(lease, chunk, size, width)
             text = [*ids[chunk.start : chunk.end], *[ids[chunk.start]] * chunk.right]
-            places = batch.places.clamp(max=chunk.end - 1) if chunk.right else batch.places
-            found = run(torch.tensor([text]), places, batch, chunk.end - chunk.start - 1)
+            places = batch.position_ids.clamp(max=chunk.end - 1)  # a table may end with the text
+            found = self._run(run, [text], places, batch, chunk.end - chunk.start - 1)
             sequence.stored = chunk.end
         self.pool.publish(lease, ids)
         return found
@@ -135,17 +138,22 @@ class Paged:
     def step(self, live: Sequence[Stored], run: Any) -> Any:
         """One more token for each of `live`, whose newest id has no keys yet; `run` as above."""
         filled = [sequence.stored + 1 for sequence in live]
-        rows = self.spec.max_decode_batch if self.static else None
-        batch = decode([s.lease for s in live], filled, self.pool.block_size, rows,
-                       self._width(self.pool.num_blocks) if self.static else None)  # fmt: skip
-        newest = [s.made[-1] for s in live]
-        extra = len(batch.filled) - len(newest)
-        ids = torch.tensor([*newest, *newest[:1] * extra]).unsqueeze(1)
-        found = run(ids, batch.position_ids, batch, 0)
+        rows = None if self.static is None else self.static[0]
+        width = None if self.static is None else self.pool.blocks_for(self.context)
+        batch = decode([s.lease for s in live], filled, self.pool.block_size, rows, width)
+        newest = [[s.made[-1]] for s in live]
+        newest += newest[:1] * (len(batch.filled) - len(newest))
+        found = self._run(run, newest, batch.position_ids, batch, 0)
         for sequence in live:
             sequence.stored += 1
         return found
 
-    def _width(self, blocks: int | None) -> int | None:
-        """Blocks of a static table: no more than the cache has."""
-        return None if blocks is None else min(blocks, self.pool.num_blocks - 1)
+    def _run(self, run: Any, ids: list[list[int]], places: Any, batch: Any, last: int) -> Any:
+        for _, layer in self.made.layers:  # made on the host, before any layer runs
+            batch.mask(layer.visibility, self.dtype)
+        return run(torch.tensor(ids), places, batch, last)
+
+    @property
+    def rows(self) -> int:
+        """Sequences that may be live at once."""
+        return self.spec.max_decode_batch if self.static is None else self.static[0]
