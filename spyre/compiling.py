@@ -90,6 +90,7 @@ def _limited(compiled: Any, limit: int, layer: nn.Module, *given: Any, **keyword
 def explained(compiler: Guarded, model: Any) -> Iterator[None]:
     """Turn dynamo's errors into `CompileError`, with the shape that ran; let ours through."""
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     from headswap.registry.errors import HeadswapError
 
@@ -103,7 +104,7 @@ def explained(compiler: Guarded, model: Any) -> Iterator[None]:
             f"Compiling {type(model).__name__} for {compiler.running} failed: {inner}",
             shape=compiler.running,
         ) from error
-    except TorchDynamoException as error:
+    except (TorchDynamoException, GuardOnDataDependentSymNode) as error:
         raise CompileError(
             f"{type(model).__name__} does not compile as one graph for {compiler.running}: "
             f"{str(error).strip().splitlines()[0]} Run it with backend='eager'.",
