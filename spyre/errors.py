@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from headswap.registry.errors import HeadswapError
+
+if TYPE_CHECKING:
+    from headswap.spyre.findings import RuleReport
 
 
 class DeviceError(HeadswapError, ValueError):
@@ -57,3 +61,13 @@ class NonFiniteError(HeadswapError, ValueError):
 
     rows: tuple[int, ...] = ()
     values: object = None
+
+
+class RuleError(HeadswapError, ValueError):
+    """A graph or its inputs break the device's rules; `report` is the whole `RuleReport`."""
+
+    report: RuleReport
+
+
+class RuleWarning(UserWarning):
+    """A graph or its inputs break the device's rules, and were to run all the same."""
