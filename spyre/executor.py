@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,33 +18,23 @@ from torch import Tensor
 from headswap.spyre.backends import ATTENTION, Mode, refuse_unsupported
 from headswap.spyre.compiling import Guarded, compile_layers, explained
 from headswap.spyre.device import DeviceSpec
-from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
+from headswap.spyre.errors import DeviceError, NonFiniteError
 from headswap.spyre.generating import generate
+from headswap.spyre.given import buckets, checked_rows, chosen, harmless_id
 from headswap.spyre.hook import install
 from headswap.spyre.linears import pack_linears
 from headswap.spyre.packs import plan_packs, run_pack
 from headswap.spyre.paging import Paged
-from headswap.spyre.prepare import PassReport, Prepared, prepare
+from headswap.spyre.prepare import PassReport, prepare
 from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
+from headswap.spyre.reporting import Counts, compiled, described, findings
 from headswap.spyre.shapes import Shape, ShapePlan, ladder_pow2
 from headswap.spyre.stack import choose
 
 PACK_TOKENS = 2_048
 """Tokens a pack; from 512 to 4,096 the speed is the same (measured), the memory is not."""
-TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
-"""How transformers' families call their tables of learned positions."""
 LONGEST = 512
 """Tokens of the longest planned row, where nobody says which shapes are wanted."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What an executor did so far."""
-
-    rows: int = 0
-    tokens: int = 0
-    computed: int = 0
-    runs: dict[str, int] = field(default_factory=dict)
 
 
 class Executor:
@@ -109,7 +98,8 @@ class Executor:
         made = self.prepared
         self.packs = self.plan is None and made.hooked
         if name == "auto":
-            able = made.features <= ATTENTION.get("sdpa").features
+            # A card's compiler drops the mask of torch's own kernel: it gets plain operators.
+            able = self.backend.name in ("eager", "inductor") and self._fused()
             name = "packed" if self.packs else "sdpa" if able else "native"
         backend = ATTENTION.get(name)
         self.packs = self.packs and "packed" in backend.modes
@@ -141,7 +131,7 @@ class Executor:
         return self
 
     def _run_plan(self) -> None:
-        mark = _harmless_id(self.prepared.model.config)
+        mark = harmless_id(self.prepared.model.config)
         if self.prepared.head_spec is None:
             longest = 0 if self.plan is None else self.plan.longest
             self._generate([[mark] * (longest - 64 or 1)], 2, frozenset())
@@ -184,8 +174,7 @@ class Executor:
         Needs a causal language model. Raises `CapacityError` with both numbers, before any work,
         for a prompt that could never fit; blocks are given back whatever happens.
         """
-        rows = [_row(each, i) for i, each in enumerate(prompts)]
-        self._check(rows, None)
+        rows, _ = checked_rows(self.prepared, prompts)
         ends = end_marks(self.prepared) if eos_token_id is None else eos_token_id
         marks = frozenset((ends,) if isinstance(ends, int) else ends)
         with self._lock:
@@ -221,17 +210,18 @@ class Executor:
         return self._paged
 
     def _for_pages(self) -> None:
-        """An attention backend that has pages, where the chosen one has packs only."""
+        """An attention backend that has pages, where the chosen one has none."""
         if "paged" not in ATTENTION.get(self.attention).modes:
-            able = self.prepared.features <= ATTENTION.get("sdpa").features
-            install(self.prepared.backbone, "sdpa" if able else "native")
+            install(self.prepared.backbone, "sdpa" if self._fused() else "native")
+
+    def _fused(self) -> bool:
+        """Whether torch's kernel has what every layer wants."""
+        return self.prepared.features <= ATTENTION.get("sdpa").features
 
     def _each(
         self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor]
     ) -> Tensor:
-        rows = [_row(each, i) for i, each in enumerate(ids)]
-        kinds = None if segments is None else [_row(each, i) for i, each in enumerate(segments)]
-        self._check(rows, kinds)
+        rows, kinds = checked_rows(self.prepared, ids, segments)
         if not rows:
             width = len(getattr(self.prepared.model.config, "id2label", None) or ())
             return torch.empty(0, width)
@@ -254,8 +244,8 @@ class Executor:
         function: Callable[..., Tensor],
     ) -> Tensor:  # fmt: skip
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for chosen, pooled in self._pooled(rows, kinds):
-            for row, value in zip(chosen, function(pooled).float(), strict=True):
+        for index, pooled in self._pooled(rows, kinds):
+            for row, value in zip(index, function(pooled).float(), strict=True):
                 found[row] = value
         self._counts.rows += len(rows)
         self._counts.tokens += sum(map(len, rows))
@@ -266,15 +256,15 @@ class Executor:
         lengths = [len(row) for row in rows]
         if self.plan is not None:
             for run in self.plan.fit(lengths).runs:
-                yield run.rows, self._rectangle(*_chosen(rows, kinds, run.rows), run.shape)
+                yield run.rows, self._rectangle(*chosen(rows, kinds, run.rows), run.shape)
         elif self.packs:
             for pack in plan_packs(lengths, PACK_TOKENS):
                 self._note(Shape(1, sum(lengths[row] for row in pack)), "packs")
-                yield pack, run_pack(self.prepared, *_chosen(rows, kinds, pack))
+                yield pack, run_pack(self.prepared, *chosen(rows, kinds, pack))
         else:
-            for bucket in _buckets(lengths, PACK_TOKENS):
+            for bucket in buckets(lengths, PACK_TOKENS):
                 shape = Shape(len(bucket), lengths[bucket[0]])
-                yield bucket, self._rectangle(*_chosen(rows, kinds, bucket), shape)
+                yield bucket, self._rectangle(*chosen(rows, kinds, bucket), shape)
 
     def _rectangle(
         self, rows: list[list[int]], kinds: list[list[int]] | None, shape: Shape
@@ -294,40 +284,18 @@ class Executor:
             self._counts.computed += shape.volume
             self._counts.runs[name] = self._counts.runs.get(name, 0) + 1
 
-    def _check(self, rows: list[list[int]], kinds: list[list[int]] | None) -> None:
-        if kinds is not None and [*map(len, kinds)] != [*map(len, rows)]:
-            raise ShapeError("token_type_ids and ids differ in their lengths.", rows=())
-        empty = tuple(i for i, row in enumerate(rows) if not row)
-        if empty:
-            raise ShapeError(f"Row {empty[0]} has no token.", rows=empty, value=0, limit=1)
-        limit = positions_of(self.prepared)
-        over = tuple(i for i, row in enumerate(rows) if limit is not None and len(row) > limit)
-        if over:
-            raise ShapeError(
-                f"Row {over[0]} has {len(rows[over[0]])} tokens; the model takes {limit}.",
-                rows=over, value=len(rows[over[0]]), limit=limit,
-            )  # fmt: skip
-
     def report(self) -> dict[str, Any]:
         """What was prepared, run, compiled and found, as plain values for JSON."""
-        made, counts = self.prepared, self._counts
-        rules = getattr(self.backend.compiler, "report", None)
         return {
             "backend": self.backend.name,
             "dialect": self.backend.spec.dialect,
-            "attention": self.attention if made.layers else "the model's own",
-            "hooked": made.hooked,
-            "passes": {report.name: report.said for report in made.reports},
+            "attention": self.attention if self.prepared.layers else "the model's own",
+            **described(self.prepared),
             "shapes": None if self.plan is None else [str(shape) for shape in self.plan.shapes],
-            "compiles": 0 if self._compiler is None else self._compiler.compiles,
-            "frozen": self._compiler is not None and self._compiler.frozen,
-            "rows": counts.rows,
-            "tokens": counts.tokens,
-            "computed": counts.computed,
-            "waste": 1 - counts.tokens / counts.computed if counts.computed else 0.0,
-            "runs": dict(counts.runs),
+            **compiled(self._compiler),
+            **self._counts.described(),
             "blocks": None if self._paged is None else self._paged.usage(),
-            "rules": None if rules is None else rules.to_dict(),
+            "rules": findings(self.backend.compiler),
         }
 
 
@@ -341,53 +309,3 @@ def _plan(compiled: bool, shapes: Any, spec: DeviceSpec) -> ShapePlan | None:
 
 def _as_is(values: Tensor) -> Tensor:
     return values
-
-
-def _row(ids: Any, row: int) -> list[int]:
-    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    if not all(type(value) is int for value in values):
-        raise ShapeError(f"Row {row} holds something else than whole numbers.", rows=(row,))
-    return values
-
-
-def _chosen(rows: Any, kinds: Any, index: Sequence[int]) -> tuple[Any, Any]:
-    return [rows[i] for i in index], None if kinds is None else [kinds[i] for i in index]
-
-
-def _buckets(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Rows of one length together, as many as `tokens` allow: nothing is padded."""
-    found: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        last = found[-1] if found else []
-        if last and lengths[last[0]] == lengths[row] and (len(last) + 1) * lengths[row] <= tokens:
-            last.append(row)
-        else:
-            found.append([row])
-    return found
-
-
-def positions_of(made: Prepared) -> int | None:
-    """How many tokens the backbone's table of positions has room for; None without a table."""
-    from torch import nn
-
-    sizes = [
-        int(module.num_embeddings) - _before_first(module)
-        for name, module in made.backbone.named_modules()
-        if isinstance(module, nn.Embedding)
-        and name.rpartition(".")[2] in TABLES
-        and not any(part in name for part in ("vision", "visual", "image", "audio"))
-    ]
-    return min(sizes, default=None)
-
-
-def _before_first(table: Any) -> int:
-    """Rows of a table of positions that stand before the first token's."""
-    pad = table.padding_idx
-    return max(0 if pad is None else pad + 1, getattr(table, "offset", 0))
-
-
-def _harmless_id(config: Any) -> int:
-    """An id that no field of the config calls special (a stack may treat those in its own way)."""
-    special = {v for k, v in vars(config).items() if k.endswith("_token_id") and type(v) is int}
-    size = getattr(config.get_text_config(), "vocab_size", None) or 8
-    return next((i for i in range(min(size, 64)) if i not in special), 0)

@@ -89,9 +89,7 @@ def test_generation_compiles_a_chunk_and_a_step(attention: str, eager: list[Any]
 def test_a_compile_after_warm_up_names_the_shape_and_the_plan(eager: list[Any]) -> None:
     executor = Executor(converted("llama"), backend="inductor", shapes=SHAPES).warmup()
     torch._dynamo.reset()
-    with pytest.raises(
-        CompileError, match=r"shape 1 x 128 after warm-up; planned were 4"
-    ):
+    with pytest.raises(CompileError, match=r"shape 1 x 128 after warm-up; planned were 4"):
         executor.logits(rows((5,)))
 
 

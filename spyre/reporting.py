@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an executor says of itself, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from headswap.spyre.compiling import Guarded
+from headswap.spyre.prepare import Prepared
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an executor did so far."""
+
+    rows: int = 0
+    tokens: int = 0
+    computed: int = 0
+    runs: dict[str, int] = field(default_factory=dict)
+
+    def described(self) -> dict[str, Any]:
+        """Rows and tokens, what was computed for them, and the share of it that was padding."""
+        waste = 1 - self.tokens / self.computed if self.computed else 0.0
+        return {"rows": self.rows, "tokens": self.tokens, "computed": self.computed,
+                "waste": waste, "runs": dict(self.runs)}  # fmt: skip
+
+
+def described(made: Prepared) -> dict[str, Any]:
+    """How a model was prepared."""
+    return {
+        "hooked": made.hooked,
+        "passes": {report.name: report.said for report in made.reports},
+    }
+
+
+def compiled(compiler: Guarded | None) -> dict[str, Any]:
+    """How many graphs there are, and whether more may come."""
+    if compiler is None:
+        return {"compiles": 0, "frozen": False}
+    return {"compiles": compiler.compiles, "frozen": compiler.frozen}
+
+
+def findings(compiler: Any) -> dict[str, Any] | None:
+    """What the rules checker found; None where it did not run."""
+    report = getattr(compiler, "report", None)
+    found: dict[str, Any] | None = None if report is None else report.to_dict()
+    return found

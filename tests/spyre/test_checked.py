@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family's graphs against the card's rules; what is found stands in `rules_found.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from spyre_models import FAMILIES, MAJOR, converted, expected
+from tiny_models import rows
+
+from headswap.spyre.errors import CompileError, RuleError, RuleWarning
+from headswap.spyre.executor import Executor
+
+FOUND = Path(__file__).with_name("rules_found.json")
+GROUPED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi", "granite",
+           "gpt_oss")  # fmt: skip
+SIZES = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 128}
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 128, "n_head": 2, "n_inner": 128},
+    "opt": {"word_embed_proj_dim": 128, "ffn_dim": 128},
+    "distilbert": {"dim": 128, "hidden_dim": 128, "n_heads": 2},
+}
+
+
+def model(kind: str) -> Any:
+    """Heads of 64, everything else in whole sticks, as the checkpoints that people run have."""
+    more = {"num_key_value_heads": 1, "head_dim": 64} if kind in GROUPED else {}
+    return converted(kind, **SIZES, **more, **OWN_SIZES.get(kind, {}))
+
+
+def found(executor: Executor) -> dict[str, str]:
+    return {f["rule"]: f["severity"] for f in executor.report()["rules"]["findings"]}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_family_breaks_the_rules_that_are_written_down_and_no_other(kind: str) -> None:
+    known = json.loads(FOUND.read_text("utf-8"))
+    executor = Executor(model(kind), backend="checked", rules="record", shapes=[(2, 64)],
+                        dtype=torch.float16)  # fmt: skip
+    if MAJOR == 4 and kind == "gpt_oss":
+        with pytest.raises(CompileError):
+            executor.warmup()
+        return
+    seen = found(executor.warmup())
+    listed = known["families"][kind]
+    assert seen == (listed["both"] if "both" in listed else listed[str(MAJOR)])
+    assert set(seen) <= set(known["reasons"])
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+def test_a_checked_model_gives_its_own_numbers(kind: str) -> None:
+    ids = rows((5, 61, 90))
+    executor = Executor(converted(kind), backend="checked", rules="record",
+                        shapes=[(2, 64), (1, 128)])  # fmt: skip
+    torch.testing.assert_close(
+        executor.logits(ids), expected(converted(kind), ids), atol=1e-5, rtol=0
+    )
+    assert executor.report()["compiles"] in (2, 4)  # 4.57 drops a mask of ones
+
+
+def test_findings_raise_warn_or_are_kept() -> None:
+    strict = Executor(converted("llama"), backend="checked", shapes=[(1, 64)])
+    with pytest.raises(RuleError, match="breaks rules of spyre"):
+        strict.warmup()
+    with pytest.warns(RuleWarning):
+        Executor(converted("llama"), backend="checked", rules="warn", shapes=[(1, 64)]).warmup()
+    clean = Executor(model("gpt2"), backend="checked", shapes=[(1, 64)], dtype=torch.float16)
+    assert clean.logits([[5, 6]]).shape == (1, 3)
+    assert clean.report()["rules"]["findings"]  # a warning, which does not raise
+
+
+def test_heads_of_128_rotate_whole_sticks() -> None:
+    wide = converted("llama", hidden_size=256, num_attention_heads=2, intermediate_size=128,
+                     num_key_value_heads=1, head_dim=128)  # fmt: skip
+    executor = Executor(wide, backend="checked", shapes=[(1, 64)], dtype=torch.float16).warmup()
+    assert "R9" not in found(executor)
