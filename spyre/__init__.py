@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's rules and run shapes; usable on machines without the card."""
+"""The device's rules and run shapes; usable on machines without the card.
+
+What needs torch (the checker) is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from headswap.spyre.device import (
     DIALECTS,
@@ -12,8 +18,17 @@ from headswap.spyre.device import (
     detect,
     environment,
 )
-from headswap.spyre.errors import CapacityError, DeviceError, ShapeError
+from headswap.spyre.errors import (
+    CapacityError,
+    DeviceError,
+    RuleError,
+    RuleWarning,
+    ShapeError,
+)
+from headswap.spyre.findings import Finding, RuleReport
+from headswap.spyre.op_policy import OP_POLICY, OpPolicy, op_policy
 from headswap.spyre.pool import BlockPool, Lease, Usage
+from headswap.spyre.rules import RULES, RULES_VERSION, Rule
 from headswap.spyre.shapes import (
     Assignment,
     Run,
@@ -24,8 +39,22 @@ from headswap.spyre.shapes import (
     ladder_pow2,
 )
 
+if TYPE_CHECKING:
+    from headswap.spyre.checker import RulesBackend, check_graph, check_inputs
+    from headswap.spyre.traced import Input
+
+_LAZY = {
+    "Input": "headswap.spyre.traced",
+    "RulesBackend": "headswap.spyre.checker",
+    "check_graph": "headswap.spyre.checker",
+    "check_inputs": "headswap.spyre.checker",
+}
+
 __all__ = [
     "DIALECTS",
+    "OP_POLICY",
+    "RULES",
+    "RULES_VERSION",
     "SENDNN",
     "SPYRE",
     "Assignment",
@@ -34,7 +63,15 @@ __all__ = [
     "DeviceError",
     "DeviceSpec",
     "Dialect",
+    "Finding",
+    "Input",
     "Lease",
+    "OpPolicy",
+    "Rule",
+    "RuleError",
+    "RuleReport",
+    "RuleWarning",
+    "RulesBackend",
     "Run",
     "Shape",
     "ShapeError",
@@ -42,9 +79,20 @@ __all__ = [
     "Stack",
     "Usage",
     "applied",
+    "check_graph",
+    "check_inputs",
     "cost",
     "detect",
     "environment",
     "ladder_geometric",
     "ladder_pow2",
+    "op_policy",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 from torch.fx import GraphModule
 
 from headswap.spyre import attention_checks, checks, input_checks, layout_checks
@@ -163,9 +163,9 @@ class RulesBackend:
 def _compiler(then: Then) -> Compiler:
     if callable(then):
         return then
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor import compile_fx
 
-    return compile_fx
+    return cast("Compiler", compile_fx.compile_fx)
 
 
 def _named(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Input | Any]:

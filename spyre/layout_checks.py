@@ -123,7 +123,9 @@ def _offsets(node: Node, whole: torch.Tensor) -> list[Any]:
         given = operand(node, 1, "split_size")
         return list(range(0, size, given)) if isinstance(given, int) else _starts(given)
     if name == "cat" and _dim(node, 1, 0) % (last + 1) == last:
-        return _starts([value(n).shape[-1] for n in node.all_input_nodes if value(n) is not None])
+        return _starts(
+            [v.shape[-1] for n in operand(node, 0, "tensors") if (v := value(n)) is not None]
+        )
     if name == "constant_pad_nd":
         before, behind = operand(node, 1, "pad")[:2]
         return [before, size if behind else 0]
