@@ -315,7 +315,7 @@ def test_reports_merge_equal_findings_sort_errors_first_and_survive_json() -> No
 
 def test_a_graph_of_something_else_is_refused() -> None:
     module = torch.fx.symbolic_trace(torch.nn.Linear(64, 64))
-    with pytest.raises(RuleError, match="no ATen operator") as caught:
+    with pytest.raises(RuleError, match="has no value for") as caught:
         check_graph(module, [half(2, 64)], SPYRE)
     assert isinstance(caught.value, HeadswapError)
     with pytest.raises(RuleError, match="has 1 inputs, and 2 were given"):
