@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's rules and run shapes; usable on machines without the card.
+"""Models under the card's rules: executor, attention, pages, shapes; usable without the card.
 
-What needs torch (the checker) is loaded when it is first asked for.
+What needs torch is loaded when it is first asked for.
 """
 
 from importlib import import_module
@@ -19,8 +19,11 @@ from headswap.spyre.device import (
     environment,
 )
 from headswap.spyre.errors import (
+    AttentionError,
     CapacityError,
+    CompileError,
     DeviceError,
+    NonFiniteError,
     RuleError,
     RuleWarning,
     ShapeError,
@@ -40,10 +43,16 @@ from headswap.spyre.shapes import (
 )
 
 if TYPE_CHECKING:
+    from headswap.spyre.backends import ATTENTION, AttentionBackend, AttentionBackends
     from headswap.spyre.checker import RulesBackend, check_graph, check_inputs
+    from headswap.spyre.executor import Executor
     from headswap.spyre.traced import Input
 
 _LAZY = {
+    "ATTENTION": "headswap.spyre.backends",
+    "AttentionBackend": "headswap.spyre.backends",
+    "AttentionBackends": "headswap.spyre.backends",
+    "Executor": "headswap.spyre.executor",
     "Input": "headswap.spyre.traced",
     "RulesBackend": "headswap.spyre.checker",
     "check_graph": "headswap.spyre.checker",
@@ -51,6 +60,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "ATTENTION",
     "DIALECTS",
     "OP_POLICY",
     "RULES",
@@ -58,14 +68,20 @@ __all__ = [
     "SENDNN",
     "SPYRE",
     "Assignment",
+    "AttentionBackend",
+    "AttentionBackends",
+    "AttentionError",
     "BlockPool",
     "CapacityError",
+    "CompileError",
     "DeviceError",
     "DeviceSpec",
     "Dialect",
+    "Executor",
     "Finding",
     "Input",
     "Lease",
+    "NonFiniteError",
     "OpPolicy",
     "Rule",
     "RuleError",
