@@ -106,3 +106,25 @@ def byte_pairs() -> Callable[..., Any]:
 def sentence() -> Callable[[int, int], str]:
     """`sentence(n, seed)`: n words that the word-level tokenizers know."""
     return lambda n, seed=0: " ".join(random.Random(seed).choices(WORDS, k=n))
+
+
+@pytest.fixture(scope="session")
+def spied() -> Callable[[Any], list[tuple[Any, ...]]]:
+    """`spied(model)`: a list that gets (ids, segments or None) of each row that `model` is given
+    from then on, without its pads."""
+
+    def start(model: Any) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+
+        def look(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+            ids = given["input_ids"] if "input_ids" in given else args[0]
+            mask, types = given.get("attention_mask"), given.get("token_type_ids")
+            for number, row in enumerate(ids):
+                real = mask[number].bool() if mask is not None else row >= 0
+                segments = None if types is None else tuple(types[number][real].tolist())
+                rows.append((tuple(row[real].tolist()), segments))
+
+        model.register_forward_pre_hook(look, with_kwargs=True)
+        return rows
+
+    return start
