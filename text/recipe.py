@@ -16,6 +16,7 @@ from headswap.convert.embedding import StoredPooling, read_pooling
 from headswap.convert.modules import Module, read_modules, settings, transformer_settings
 from headswap.convert.weights import read_tensors
 from headswap.registry.errors import UnsupportedHeadError, WeightError
+from headswap.text.cross_encoder import takes_messages
 
 _KEY = "sentence_embedding"
 _UNSUPPORTED = ("query_expansion", "query_length", "document_length", "processing_kwargs")
@@ -93,6 +94,13 @@ def _transformer(folder: Path) -> dict[str, Any]:
     wrong = [name for name in _UNSUPPORTED if found.get(name)]
     if found.get("transformer_task", "feature-extraction") != "feature-extraction":
         wrong.append("transformer_task")
+    if takes_messages(found):
+        raise UnsupportedHeadError(
+            f"{folder} was saved to put each text through the tokenizer's chat template, which "
+            "headswap does not. If the model was trained on plain texts, remove 'message' from "
+            "modality_config in sentence_bert_config.json.",
+            settings=("modality_config",),
+        )
     text = (found.get("modality_config") or {}).get("text", {})
     if text.get("method_output_name", "last_hidden_state") != "last_hidden_state":
         wrong.append("modality_config")

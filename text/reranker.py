@@ -11,7 +11,7 @@ from headswap.convert.conversion import marks
 from headswap.registry import global_registry
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.answers import Ranked, check_top_n, label_names
-from headswap.text.cross_encoder import check_modules
+from headswap.text.cross_encoder import check_form, check_modules
 from headswap.text.cutting import Budgets
 from headswap.text.encode import Encoded, Encoder
 from headswap.text.families import RerankerFamily, family_of
@@ -76,6 +76,8 @@ class Reranker:
         self.instruction = instruction
         self._family: RerankerFamily | None = None
         given, self.template_source = self._decide_template(template)
+        if given is None and template == "auto" and opened.checkpoint is not None:
+            check_form(opened.checkpoint)
         self._options: dict[str, Any] = {"truncation": truncation, "budgets": budgets}
         self._encoder = self._encoder_of(given)
         self._instructed = self._with_instruction()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -116,15 +117,19 @@ def spied() -> Callable[[Any], list[tuple[Any, ...]]]:
     def start(model: Any) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
 
-        def look(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        forward = model.forward
+
+        @functools.wraps(forward)  # not a hook: sentence-transformers calls forward itself
+        def looking(*args: Any, **given: Any) -> Any:
             ids = given["input_ids"] if "input_ids" in given else args[0]
             mask, types = given.get("attention_mask"), given.get("token_type_ids")
             for number, row in enumerate(ids):
                 real = mask[number].bool() if mask is not None else row >= 0
                 segments = None if types is None else tuple(types[number][real].tolist())
                 rows.append((tuple(row[real].tolist()), segments))
+            return forward(*args, **given)
 
-        model.register_forward_pre_hook(look, with_kwargs=True)
+        model.forward = looking
         return rows
 
     return start
