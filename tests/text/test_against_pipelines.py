@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,11 +79,17 @@ def test_ids_segments_and_scores_are_the_pipelines(
     check_scores(found, wanted)
 
 
-@pytest.mark.parametrize("convert", [False, True])
+@pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_a_pipelines_batches_padded_on_either_side_answer_alike(
-    model_type: str, side: str, convert: bool, words: Any, sentence: Any, spied: Any
+    model_type: str,
+    side: str,
+    ours: bool,
+    words: Any,
+    sentence: Any,
+    spied: Any,
+    tmp_path: Path,
 ) -> None:
     own = words(FAMILY[model_type], padding_side=side)
     texts = [sentence(n, n) for n in LENGTHS]
@@ -90,7 +97,9 @@ def test_a_pipelines_batches_padded_on_either_side_answer_alike(
     given = spied(pipe.model)
     wanted = by_label(pipe(texts, top_k=None, batch_size=3))
     source = made(model_type)
-    model = headswap.as_seq_cls_model(source) if convert else source
+    source.save_pretrained(tmp_path)
+    model = headswap.load(tmp_path) if ours else source
+    assert hasattr(model, "head_spec") == ours
     classifier = Classifier(model, tokenizer=own, batch_size=3)
     seen = spied(model)
     check_scores(classifier.classify(texts), wanted)

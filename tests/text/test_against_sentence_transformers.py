@@ -19,10 +19,10 @@ import headswap
 from headswap.text import Classifier, Embedder, Reranker
 
 pytest.importorskip("sentence_transformers.base")  # since release 5.4
-import sentence_transformers as st  # noqa: E402
-from sentence_transformers.base.modules import Transformer  # noqa: E402
-from sentence_transformers.cross_encoder.modules import LogitScore  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import (  # noqa: E402
+import sentence_transformers as st
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import (
     Dense,
     Normalize,
     Pooling,
