@@ -143,8 +143,10 @@ def _compiled(parts: list[Part], tokenizer: Any) -> Iterator[Piece]:
     for literal, slot in parts:
         pieces = pattern.split(literal) if pattern else [literal]
         for text, mark in zip(pieces[::2], pieces[1::2], strict=False):
-            run.append((text, None))
-            yield tuple(run)
+            if text:
+                run.append((text, None))
+            if run:  # an empty one before a start mark would hide it
+                yield tuple(run)
             yield (tokenizer.convert_tokens_to_ids(mark),)
             run = []
         run.append((pieces[-1], slot))

@@ -108,13 +108,20 @@ def _padding(model: Any, tokenizer: Any, batch_size: int) -> tuple[int, int]:
     """Texts in a batch, and the id to pad with.
 
     Our models go by the mask, so any id will do; transformers' own score heads search for their
-    config's pad id, and without one they take a text at a time.
+    config's pad id, and without one they take a text at a time. So do its heads that pool by place.
     """
     own = hasattr(model, "head_spec")
     pad = tokenizer.pad_token_id if own else model.config.get_text_config().pad_token_id
-    if pad is None:
-        return (batch_size if own else 1), 0
+    if pad is None or (not own and _pools_by_place(model)):
+        return (batch_size if own else 1), pad or 0
     return batch_size, int(pad)
+
+
+def _pools_by_place(model: Any) -> bool:
+    """Whether a stock head takes the last place, or the mean of all, pads among them: transformers'
+    sequence summaries (XLNet, XLM, Flaubert) other than the first place."""
+    summary = any(type(each).__name__.endswith("SequenceSummary") for each in model.modules())
+    return summary and getattr(model.config, "summary_type", "first") != "first"
 
 
 def _limit(limit: Limit, asked: int | None) -> Limit:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text has one score: by any route, beside any others, in any dtype, whatever its folder's name."""
+"""One text has one score: on any route, beside any others, in any dtype, from any folder."""
 
 from __future__ import annotations
 
