@@ -161,7 +161,7 @@ def open_adapter(path: Any) -> Adapter:
         )
     headers = _headers(folder)
     said = folder / "config.json"
-    return Adapter(folder, read_json(folder / CONFIG), read_json(said) if said.exists() else {},
+    return Adapter(folder, read_json(folder / CONFIG), read_json(said, {}),
                    headers, *plain_names(headers))  # fmt: skip
 
 

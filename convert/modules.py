@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headswap.convert.weights import parsed_json
+from headswap.convert.weights import read_json
 from headswap.registry.errors import CheckpointError, UnsupportedHeadError
 
 _OURS = "sentence_transformers."
@@ -81,16 +81,6 @@ def cross_encoder_activation(folder: Path) -> str | None:
     found = settings(folder)
     path = found.get("activation_fn") if found.get("model_type") == "CrossEncoder" else None
     return None if path is None else str(path)
-
-
-def read_json(file: Path, default: Any) -> Any:
-    """The value in `file`; `default` where there is none. `CheckpointError` if it is no JSON."""
-    if not file.is_file():
-        return default
-    found = parsed_json(file)
-    if type(found) is not type(default):
-        raise CheckpointError(f"{file} holds no JSON {type(default).__name__}.", path=str(file))
-    return found
 
 
 def _inside(folder: Path, path: str) -> Path:

@@ -21,19 +21,20 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
 
 
-def parsed_json(file: Path) -> Any:
-    """The JSON value in `file`; `CheckpointError` if it can't be read."""
+def read_json(file: Path, default: dict[str, Any] | list[Any] | None = None) -> Any:
+    """The JSON object in `file`; with `default`, a value of its kind, or it where there is no file.
+
+    Raises `CheckpointError` for anything else.
+    """
+    if default is not None and not file.is_file():
+        return default
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} can't be read as JSON: {error}", path=str(file)) from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; `CheckpointError` for anything else."""
-    found = parsed_json(file)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} holds no JSON object.", path=str(file))
+    if not isinstance(found, list if isinstance(default, list) else dict):
+        kind = "list" if isinstance(default, list) else "object"
+        raise CheckpointError(f"{file} holds no JSON {kind}.", path=str(file))
     return found
 
 

@@ -1,14 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CrossEncoder of sentence-transformers would do and a reranker here does not."""
+"""What the files of a CrossEncoder of sentence-transformers say of the form of a pair."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headswap.convert.checkpoint import Checkpoint
-from headswap.convert.modules import read_modules, settings, transformer_settings
+from headswap.convert.modules import listed_modules, read_modules, settings, transformer_settings
 from headswap.registry.errors import UnsupportedHeadError
+
+# Arguments of the chat template that cut or pad, or say how the result is handed over.
+_SIZES = ("max_length", "padding", "truncation", "return_tensors", "return_dict", "tokenize")
+_HARMLESS = {"padding": True, "padding_side": None, "truncation": True}
+
+
+@dataclass(frozen=True, slots=True)
+class PairFiles:
+    """`listed`: there is a modules.json. `chat`: pairs go through the chat template, with contents
+    that are `structured` or plain and with `options`. `prompt`: the default one's text."""
+
+    listed: bool = False
+    chat: bool = False
+    structured: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = ""
+
+
+def pair_files(folder: Path) -> PairFiles:
+    """What the files in `folder` say.
+
+    Raises `UnsupportedHeadError` for a default prompt without a text, and for arguments of the
+    tokenizer that would change what is run.
+    """
+    said = settings(folder)
+    prompt = _prompt(folder, said)
+    listed = listed_modules(folder)
+    if not listed:
+        return PairFiles(prompt=prompt)
+    found = transformer_settings(listed[0][1])
+    message = (found.get("modality_config") or {}).get("message")
+    structured = isinstance(message, Mapping) and message.get("format") == "structured"
+    return PairFiles(True, message is not None, structured, _options(folder, found), prompt)
+
+
+def _prompt(folder: Path, said: Mapping[str, Any]) -> str:
+    name = said.get("default_prompt_name")
+    prompts = said.get("prompts") or {}
+    if name is not None and name not in prompts:
+        raise UnsupportedHeadError(
+            f"{folder}: the default prompt is {name!r}, and the prompts are "
+            f"{', '.join(prompts) or 'none'}. Mend config_sentence_transformers.json.",
+            prompt=str(name),
+        )
+    return "" if name is None else str(prompts[name] or "")
+
+
+def _options(folder: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the chat template; any other that would change what is run is refused."""
+    given = {k: dict(v) for k, v in (found.get("processing_kwargs") or {}).items()}
+    chat = given.pop("chat_template", {})
+    chat.pop("restore_suffix", None)  # here the fixed end is never cut
+    wrong = {k: v for part in given.values() for k, v in part.items()
+             if k not in _HARMLESS or _HARMLESS[k] not in (v, None)}  # fmt: skip
+    wrong.update({name: chat[name] for name in _SIZES if name in chat})
+    if found.get("do_lower_case"):
+        wrong["do_lower_case"] = True
+    if wrong:
+        raise UnsupportedHeadError(
+            f"{folder}: the Transformer module sets {wrong}, which headswap does not "
+            "do; remove it, and use max_length= and truncation=, or the tokenizer's own files.",
+            settings=tuple(wrong),
+        )
+    return chat
 
 
 def check_modules(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, Any]:
@@ -17,7 +83,6 @@ def check_modules(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, 
     Label tokens that a LogitScore module names are read by loading itself.
     """
     after = read_modules(checkpoint.folder)[1:]
-    prompt = settings(checkpoint.folder).get("default_prompt_name")
     unknown = [module.kind for module in after if module.kind != "LogitScore"]
     if unknown or len(after) > 1:
         kinds = ", ".join(unknown or [module.kind for module in after])
@@ -26,50 +91,5 @@ def check_modules(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, 
             "here has nothing there, or one LogitScore.",
             module=kinds,
         )
-    if prompt:
-        raise UnsupportedHeadError(
-            f"{checkpoint.name} puts its prompt {prompt!r} before each pair by default, which "
-            "headswap does not; remove default_prompt_name and give template=.",
-            prompt=prompt,
-        )
-    _check_transformer(checkpoint)
+    pair_files(checkpoint.folder)
     return options
-
-
-def check_form(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose pairs sentence-transformers would put through a chat template.
-
-    From release 5.4 on it does so where the Transformer's modality_config has "message".
-    """
-    if takes_messages(_transformer(checkpoint)):
-        raise UnsupportedHeadError(
-            f"{checkpoint.name} was saved to put each pair through the tokenizer's chat template "
-            "(modality_config), which headswap does not. Write that form as template=, or give "
-            "template=None for the tokenizer's own form of a pair."
-        )
-
-
-def takes_messages(transformer: Mapping[str, Any]) -> bool:
-    """Whether a Transformer with these settings makes chat messages of texts."""
-    return "message" in (transformer.get("modality_config") or {})
-
-
-def _transformer(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    modules = read_modules(checkpoint.folder)
-    return transformer_settings(modules[0].folder) if modules else {}
-
-
-def _check_transformer(checkpoint: Checkpoint) -> None:
-    """Refuse settings that would give other ids than the tokenizer alone."""
-    found = _transformer(checkpoint)
-    kwargs = found.get("processing_kwargs") or {}
-    wrong = ["do_lower_case"] if found.get("do_lower_case") else []
-    if any(kwargs.get(kind) for kind in ("text", "common")):
-        wrong.append("processing_kwargs")
-    if wrong:
-        raise UnsupportedHeadError(
-            f"{checkpoint.name}: the Transformer module sets "
-            f"{', '.join(f'{name}={found[name]}' for name in wrong)}, which a reranker here does "
-            "not follow; remove it, and put what it does into the tokenizer's files.",
-            settings=tuple(wrong),
-        )

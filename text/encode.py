@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headswap.convert.weights import read_json
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.cutting import (
     DOCUMENT,
@@ -57,8 +57,9 @@ class Encoder:
         template: str | PairTemplate | None = None,
         truncation: Truncation = True,
         budgets: Budgets | None = None,
+        hint: str = "",
     ) -> None:
-        self.limit = limit
+        self.limit, self._hint = limit, hint
         self._budgets = budgets or Budgets()
         self.side = side_of(truncation, tokenizer)
         self.truncation = truncation is not False
@@ -177,7 +178,7 @@ class Encoder:
         if not self._pairs:
             raise ConversionError(
                 f"{type(self._full).__name__} puts no separator between two texts, so a pair would "
-                "be read as one text. Give a template, or join the texts yourself."
+                "be read as one text. Give a template, or join the texts yourself." + self._hint
             )
 
     def _check(self, found: Sequence[Encoded], truncation: bool) -> None:
@@ -185,8 +186,7 @@ class Encoder:
         empty = tuple(i for i, each in enumerate(found) if not each.ids)
         if empty:
             raise InputError(f"Texts {list(empty)} have no tokens at all.", rows=empty)
-        long = tuple(i for i, each in enumerate(found) if limit is not None and each.full > limit)
-        over = [i for i in long if len(found[i].ids) > (limit or 0)]
+        over = [i for i, each in enumerate(found) if limit is not None and len(each.ids) > limit]
         if over and not truncation:
             raise InputError(
                 f"Text {over[0]} has {len(found[over[0]].ids)} tokens, and the limit is {limit} "
@@ -194,10 +194,12 @@ class Encoder:
                 + ("; token ids are not cut." if self.truncation else ", or allow truncation."),
                 rows=tuple(over),
             )
-        if long:
+        cut = sum(each.truncated for each in found)
+        if cut:
+            own = " or to the budgets of query and document" if self._budgets.any else ""
             notify(
-                f"{len(long)} of {len(found)} texts were cut to {limit} tokens (limit from "
-                f"{self.limit.source})."
+                f"{cut} of {len(found)} texts were cut to {limit} tokens (limit from "
+                f"{self.limit.source}){own}."
             )
 
 
@@ -227,8 +229,8 @@ def _asks_for_end_mark(tokenizer: Any) -> bool:
     """What tokenizer_config.json says; newer transformers keep it off the loaded tokenizer."""
     file = Path(str(tokenizer.name_or_path), "tokenizer_config.json")
     said = tokenizer.init_kwargs.get("add_eos_token")
-    if said is None and file.is_file():
-        said = json.loads(file.read_text("utf-8")).get("add_eos_token")
+    if said is None:
+        said = read_json(file, {}).get("add_eos_token")
     return bool(said)
 
 

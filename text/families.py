@@ -15,7 +15,8 @@ class RerankerFamily:
     """Pieces of a template (see `text/pairs.py`), and the checkpoints that it belongs to.
 
     `labels` are the label words, the last of which means relevant; `instructed` stands in place of
-    `pieces` where an instruction is given, and is None where the family takes none.
+    `pieces` where an instruction is given, and is None where the family takes none. `complete`
+    pieces hold every mark, so none is added; `strips`: blanks at the ends of texts are dropped.
     """
 
     name: str
@@ -25,10 +26,8 @@ class RerankerFamily:
     instructed: tuple[str, ...] | None
     instruction: str
     source: str
-
-    def template(self, instruction: str | None) -> tuple[str, ...]:
-        """The pieces for a call with or without an instruction."""
-        return self.pieces if not instruction or self.instructed is None else self.instructed
+    complete: bool = False
+    strips: bool = False
 
 
 _QWEN3 = (

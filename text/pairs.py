@@ -45,8 +45,11 @@ class PairTemplate:
     _body: Any
 
     @classmethod
-    def compile(cls, source: str | Sequence[str], tokenizer: Any) -> PairTemplate:
-        """Encode the fixed pieces of `source`, with the tokenizer's start mark exactly once.
+    def compile(
+        cls, source: str | Sequence[str], tokenizer: Any, *, start: bool = True
+    ) -> PairTemplate:
+        """Encode the fixed pieces of `source`, with the tokenizer's start mark exactly once; with
+        `start` False no mark is added.
 
         Raises `ConversionError` for an unknown variable, for a template without a query or a
         document slot or with two of one kind, and for a tokenizer that can't tell where a token
@@ -62,10 +65,10 @@ class PairTemplate:
         if isinstance(source, str):
             parts = _three(parts[0])
         fixed = copy.deepcopy(tokenizer)
-        start = start_mark(fixed)
+        first = start_mark(fixed) if start else None
         pieces = [piece for part in parts for piece in _compiled(part, fixed)]
-        if start is not None and not (pieces and pieces[0][:1] == (start,)):
-            pieces.insert(0, (start,))
+        if first is not None and not (pieces and pieces[0][:1] == (first,)):
+            pieces.insert(0, (first,))
         body = copy.deepcopy(tokenizer)
         _encode(body, "")  # sets the state of splitting marks, once and for all
         strings = (source,) if isinstance(source, str) else tuple(source)
@@ -137,7 +140,7 @@ def _compiled(parts: list[Part], tokenizer: Any) -> Iterator[Piece]:
         if text:
             yield tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         return
-    marks = sorted(map(str, tokenizer.all_special_tokens), key=len, reverse=True)
+    marks = sorted(special_marks(tokenizer), key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, marks))})") if marks else None
     run: list[Part] = []
     for literal, slot in parts:
@@ -151,6 +154,12 @@ def _compiled(parts: list[Part], tokenizer: Any) -> Iterator[Piece]:
             run = []
         run.append((pieces[-1], slot))
     yield tuple(run)
+
+
+def special_marks(tokenizer: Any) -> set[str]:
+    """Every special mark: the named ones, and those that only the list of added tokens has."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return {*map(str, tokenizer.all_special_tokens), *(str(t) for t in added if t.special)}
 
 
 def _filled(

@@ -94,7 +94,7 @@ def _transformer(folder: Path) -> dict[str, Any]:
     wrong = [name for name in _UNSUPPORTED if found.get(name)]
     if found.get("transformer_task", "feature-extraction") != "feature-extraction":
         wrong.append("transformer_task")
-    if takes_messages(found):
+    if "message" in (found.get("modality_config") or {}):
         raise UnsupportedHeadError(
             f"{folder} was saved to put each text through the tokenizer's chat template, which "
             "headswap does not. If the model was trained on plain texts, remove 'message' from "

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from headswap.convert.conversion import marks
-from headswap.registry import global_registry
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.answers import Ranked, check_top_n, label_names
-from headswap.text.cross_encoder import check_form, check_modules
+from headswap.text.cross_encoder import check_modules
 from headswap.text.cutting import Budgets
 from headswap.text.encode import Encoded, Encoder
-from headswap.text.families import RerankerFamily, family_of
+from headswap.text.forms import Chooser, PairEncoder, PairTemplateText
 from headswap.text.given import Truncation, as_list
 from headswap.text.notices import notify
 from headswap.text.pairs import PairTemplate
@@ -23,7 +21,8 @@ from headswap.text.runner import Progress, Runner
 from headswap.text.scoring import CalibrationLike, Scoring
 from headswap.text.source import open_source
 
-PairTemplateText = str | Sequence[str]
+SAME = "same"
+"""Of a call's `template`: the one that the reranker was made with."""
 
 
 class Reranker:
@@ -32,10 +31,13 @@ class Reranker:
     `source` is what `headswap.load` takes (with `load_options`), or a loaded classifier, which
     needs `tokenizer`. Of several labels `relevance` names the one that is scored.
 
-    `template`: "auto" (the one stored with the model, else the default of a known family), a string
-    with `{query}`, `{document}` and perhaps `{instruction}`, a sequence of such strings that are
-    encoded apart, or None for the tokenizer's own form of a pair. What is in force is in
-    `.template` and `.template_source`. `instruction` fills its slot where a call gives none.
+    `template`: "auto" (the one stored with the model, else the chat template of a CrossEncoder that
+    was saved with one, else a known family's by the label tokens that the checkpoint names), a
+    string with `{query}`, `{document}` and perhaps `{instruction}`, a sequence of such strings that
+    are encoded apart, "chat" (the tokenizer's chat template, with the roles "query" and
+    "document"), a family's name ("Qwen3-Reranker"), or None for the tokenizer's own form of a pair.
+    What is in force is in `.template` and `.template_source`; a call may give another.
+    `instruction` fills its slot where a call gives none.
 
     `activation` is "sigmoid", "softmax" (of several labels) or "identity"; `calibration` stands
     before it, as in `headswap.text.Classifier`; what decided is in `.activation` and
@@ -74,22 +76,19 @@ class Reranker:
         self._runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self._runner.batch_size, self._runner.limit
         self.instruction = instruction
-        self._family: RerankerFamily | None = None
-        given, self.template_source = self._decide_template(template)
-        if given is None and template == "auto" and opened.checkpoint is not None:
-            check_form(opened.checkpoint)
-        self._options: dict[str, Any] = {"truncation": truncation, "budgets": budgets}
-        self._encoder = self._encoder_of(given)
-        self._instructed = self._with_instruction()
+        self._encoding: dict[str, Any] = {"truncation": truncation, "budgets": budgets}
+        self._chooser = Chooser.of(self.model, self.labels, opened)
+        self._forms: dict[PairTemplateText | None, PairEncoder] = {}
+        self._own = self._form(template)
+        self.template_source = self._own.form.source
         self._said_bare = False
         if instruction:
-            self._encoder_for(instruction)
+            self._own.encoder(instruction)
 
     @property
     def template(self) -> tuple[str, ...] | None:
         """The pieces of the template in force; None for the tokenizer's own form of a pair."""
-        found = self._encoder_for(self.instruction).template
-        return found.strings if isinstance(found, PairTemplate) else None
+        return self._own.strings(self.instruction)
 
     def score(
         self,
@@ -97,6 +96,7 @@ class Reranker:
         documents: str | Sequence[str],
         *,
         instruction: str | None = None,
+        template: PairTemplateText | None = SAME,
         activation: str | None = None,
         calibration: CalibrationLike | None = None,
         progress: Progress | None = None,
@@ -109,7 +109,7 @@ class Reranker:
         `InputError` for other numbers of queries and documents, for a pair without tokens, or too
         long where cutting is off, and `ConversionError` for an instruction without a place.
         """
-        rows = self.encode(query, documents, instruction=instruction)
+        rows = self.encode(query, documents, instruction=instruction, template=template)
         return self._scores(rows, self._scoring.for_call(activation, calibration), progress)[0]
 
     def rank(
@@ -119,6 +119,7 @@ class Reranker:
         *,
         top_n: int | None = None,
         instruction: str | None = None,
+        template: PairTemplateText | None = SAME,
         activation: str | None = None,
         calibration: CalibrationLike | None = None,
         progress: Progress | None = None,
@@ -132,7 +133,7 @@ class Reranker:
         given = as_list(documents, "documents")
         if not isinstance(query, str):
             raise InputError("rank takes one query; score takes as many as documents.", rows=())
-        rows = self.encode(query, given, instruction=instruction)
+        rows = self.encode(query, given, instruction=instruction, template=template)
         scoring = self._scoring.for_call(activation, calibration)
         scores, raw = self._scores(rows, scoring, progress)
         order = sorted(range(len(given)), key=lambda i: (-scores[i], -raw[i], i))[:top_n]
@@ -147,66 +148,35 @@ class Reranker:
         documents: str | Sequence[str],
         *,
         instruction: str | None = None,
+        template: PairTemplateText | None = SAME,
     ) -> list[Encoded]:
         """The ids that each pair is given to the model as."""
         chosen = self.instruction if instruction is None else instruction
-        encoder = self._encoder_for(chosen)
-        default = self._family.instruction if self._family else ""
-        found = encoder.encode(paired(query, documents), chosen or default)
-        if found and self.template_source == "none" and not self._said_bare:
+        own = self._own if template == SAME else self._form(template)
+        pairs = own.texts(paired(query, documents))
+        found = own.encoder(chosen).encode(pairs, chosen or own.default)
+        if found and own.form.source == "none" and not self._said_bare:
             self._said_bare = True
             notify(
                 f"{type(self.model).__name__} is made from a language model and has no template: "
                 "pairs are scored in the tokenizer's bare form, and a model that was trained on a "
-                "form of its own ranks almost at random without it. Give template=."
+                "form of its own ranks almost at random without it. Give template=." + own.form.hint
             )
         return found
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _decide_template(
-        self, asked: PairTemplateText | None
-    ) -> tuple[PairTemplateText | None, str]:
-        config = self.model.config
-        if asked is not None and asked != "auto":
-            return asked, "template="
-        stored = marks(config).get("template") if asked == "auto" else None
-        if stored is not None:
-            return stored, "stored with the model"
-        family = family_of(config.get_text_config().model_type, self.labels)
-        if asked == "auto" and family is not None:
-            self._family = family
-            return family.pieces, family.name
-        causal = global_registry.is_causal(config.model_type)
-        return None, "none" if causal else "the tokenizer's pair scheme"
+    def _form(self, template: PairTemplateText | None) -> PairEncoder:
+        """The form of a call; those of the last few calls are kept, since making one is slow."""
+        key = template if template is None or isinstance(template, str) else tuple(template)
+        found = self._forms.get(key)
+        if found is None:
+            found = PairEncoder(self._chooser.form(key), self._tokenizer, self._encoder_of)
+            self._forms = {**dict([*self._forms.items()][-3:]), key: found}
+        return found
 
-    def _encoder_of(self, template: PairTemplateText | None) -> Encoder:
-        made = None if template is None else PairTemplate.compile(template, self._tokenizer)
-        return Encoder(self._tokenizer, self.limit, template=made, **self._options)
-
-    def _with_instruction(self) -> Encoder | None:
-        """The encoder for calls with an instruction; None where there is no place for one."""
-        if self._family is not None and self._family.instructed not in (None, self._family.pieces):
-            return self._encoder_of(self._family.instructed)
-        template = self._encoder.template
-        takes = isinstance(template, PairTemplate) and template.takes_instruction
-        return self._encoder if takes else None
-
-    def _encoder_for(self, instruction: str | None) -> Encoder:
-        if not instruction:
-            self._require_instruction()
-            return self._encoder
-        if self._instructed is None:
-            raise ConversionError(
-                f"An instruction was given, but the form of a pair ({self.template_source}) has no "
-                "place for it; give a template with {instruction}."
-            )
-        return self._instructed
-
-    def _require_instruction(self) -> None:
-        takes = self._instructed is self._encoder
-        if takes and not (self._family and self._family.instruction):
-            raise ConversionError("The template has {instruction}, and no instruction was given.")
+    def _encoder_of(self, template: PairTemplate | None, hint: str) -> Encoder:
+        return Encoder(self._tokenizer, self.limit, template=template, hint=hint, **self._encoding)
 
     def _scores(
         self, rows: Sequence[Encoded], scoring: Scoring, progress: Progress | None

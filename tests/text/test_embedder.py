@@ -289,3 +289,16 @@ def test_the_real_minilm_gives_its_known_cosine() -> None:
     found = embedder.embed(texts)
     close(found, st.SentenceTransformer(str(folder), device="cpu").encode(texts))
     assert float(found[0] @ found[1]) == pytest.approx(0.7553, abs=1e-4)
+
+
+def test_an_embedder_that_wraps_texts_in_a_chat_template_is_refused(
+    saved: Save, words: Any, tmp_path: Path
+) -> None:
+    folder, _ = saved("lasttoken", model_type="qwen3")
+    file = folder / "sentence_bert_config.json"
+    said = json.loads(file.read_text())
+    said["modality_config"]["message"] = {**said["modality_config"]["text"], "format": "flat"}
+    Embedder(folder)
+    file.write_text(json.dumps(said))
+    with pytest.raises(headswap.UnsupportedHeadError, match="modality_config"):
+        Embedder(folder)

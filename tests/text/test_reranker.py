@@ -458,3 +458,57 @@ def test_modules_that_headswap_does_not_run_are_refused_by_name(folder_of: Any) 
     (folder / "modules.json").write_text(json.dumps(listed))
     with pytest.raises(headswap.UnsupportedHeadError, match="CNN"):
         Reranker(folder)
+
+
+# -- the side that is cut, with budgets -----------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*were cut")
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("limit", [None, 16, 10, 7])
+@pytest.mark.parametrize(("query", "document"), [(4, 8), (9, 3), (0, 5), (6, 0)])
+def test_budgets_and_a_limit_keep_the_named_side_of_both_texts(
+    side: Any, limit: int | None, query: int, document: int, folder_of: Any, sentence: Any,
+    words: Any
+) -> None:  # fmt: skip
+    texts = sentence(9, 1).split(), sentence(20, 2).split()
+    short = []
+    for text, most in zip(texts, (query, document), strict=True):
+        kept = text if not most else text[-most:] if side == "left" else text[:most]
+        short.append(" ".join(kept))
+    own = words("bert")
+    own.truncation_side = side
+    wanted = own(*short, truncation="longest_first", max_length=limit or 64)
+    reranker = Reranker(folder_of("bert"), max_query_tokens=query, max_length=limit,
+                        max_document_tokens=document, truncation=side)  # fmt: skip
+    (row,) = reranker.encode(*map(" ".join, texts))
+    assert (row.ids, row.types) == (wanted["input_ids"], wanted["token_type_ids"])
+
+
+@pytest.mark.filterwarnings("ignore:.*were cut")
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("limit", [40, 20, 14, 12, 9])
+def test_the_named_side_is_cut_within_a_templates_slots_alone(
+    side: Any, limit: int, chat_lm: Path, words: Any, sentence: Any
+) -> None:
+    query, document = sentence(9, 1).split(), sentence(50, 2).split()
+    reranker = Reranker(chat_lm, template=TEMPLATE, max_length=limit, max_query_tokens=6,
+                        max_document_tokens=10, truncation=side, **LABELS)  # fmt: skip
+    (row,) = reranker.encode(" ".join(query), " ".join(document))
+    room = limit - len(by_hand(words, "", ""))
+    first = min(6, room)
+    second = min(10, room - first)
+    if side == "left":
+        short = query[len(query) - first :], document[len(document) - second :]
+    else:
+        short = query[:first], document[:second]
+    assert row.ids == by_hand(words, *map(" ".join, short))
+    assert (len(row.ids) <= limit, row.truncated) == (True, True)
+
+
+def test_texts_that_only_a_budget_cuts_are_counted_too(folder_of: Any, sentence: Any) -> None:
+    reranker = Reranker(folder_of("bert"), max_document_tokens=8)
+    with pytest.warns(UserWarning, match="1 of 2 texts were cut .*budgets") as caught:
+        rows = reranker.encode("w1", [sentence(9, 1), sentence(8, 2)])
+    assert len(caught) == 1
+    assert [row.truncated for row in rows] == [True, False]
