@@ -13,9 +13,10 @@ from headswap.registry.errors import WeightError
 # Where reward trainers and old conversions put a head that is one linear layer (TRL's value head
 # is `v_head.summary`).
 LINEAR = ("score", "scores", "classifier", "value_head", "v_head.summary")
-# Qwen's reward models have a linear, a ReLU and a linear, in an nn.Sequential called `score`.
+# Qwen's reward models, of answers and of their steps, have a linear, a ReLU and a linear, in an
+# nn.Sequential called `score`.
 _MLP = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
-_MLP_CLASSES = ("Qwen2ForRewardModel",)
+_MLP_CLASSES = ("Qwen2ForRewardModel", "Qwen2ForProcessRewardModel")
 
 
 def stored_names(headers: Mapping[str, Header], spec: HeadSpec) -> dict[str, str]:

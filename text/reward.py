@@ -8,15 +8,20 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
 
+from torch import Tensor
+
+from headswap.convert.checkpoint import Checkpoint
+from headswap.convert.decide import own_task
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.answers import label_names
 from headswap.text.encode import Encoded
 from headswap.text.given import as_list, check_text
 from headswap.text.notices import notify
+from headswap.text.roles import Role, roles_of_model
 from headswap.text.runner import Progress, Runner
-from headswap.text.source import open_source
+from headswap.text.source import Adjust, open_source
 from headswap.text.template import start_mark
-from headswap.text.tokenwise import mark_id, steps, token_function
+from headswap.text.tokenwise import mark_id, steps, token_function, token_logits
 
 Message = Mapping[str, Any]
 
@@ -25,8 +30,11 @@ class RewardModel:
     """Rates conversations with a checkpoint or a model that has one label.
 
     `source` is what `headswap.load` takes (with `load_options`), or a loaded model, which needs
-    `tokenizer`. Messages go through the tokenizer's chat template, with exactly one start mark.
-    The number is the head's own, in fp32, with no function and no calibration applied. The end of a
+    `tokenizer`. Messages go through `chat_template` (default: the tokenizer's), with exactly one
+    start mark. The number is the head's own, in fp32, with no function and no calibration applied.
+    Of two labels, as many process-reward models have, `label` names the one that means good; the
+    number is then its logit less the other's, whose sigmoid is the softmax of the two. A model that
+    classifies tokens has `token_rewards` alone. The end of a
     conversation is what is rated, so one beyond the limit (`.limit`) is refused;
     `truncation="left"` cuts its beginning instead, behind the start mark.
     """
@@ -36,51 +44,68 @@ class RewardModel:
         source: str | PathLike[str] | Any,
         *,
         tokenizer: Any = None,
+        label: str | None = None,
+        chat_template: str | None = None,
         batch_size: int = 32,
         max_length: int | None = None,
         truncation: Literal[False, "left"] = False,
         **load_options: Any,
     ) -> None:
-        if isinstance(source, (str, PathLike)):
-            load_options = {"task": "reward", **load_options}
         if truncation not in (False, "left"):
             raise ConversionError(
                 f"truncation={truncation!r}: the end of a conversation is what is rated, so it may "
                 "be False (refuse) or 'left' (cut the beginning)."
             )
-        opened = open_source(source, tokenizer, load_options, "reward")
+        role: Role | None = "reward" if label is None else None
+        opened = open_source(source, tokenizer, load_options, role, _with_task(label))
         # A copy: encoding sets a tokenizer's state, which belongs to the caller and other threads.
         self.model, self._tokenizer = opened.model, copy.deepcopy(opened.tokenizer)
         self._cuts = truncation == "left"
         self.labels = label_names(self.model.config)
+        self._column = _column(self.model, self.labels, label)
+        if chat_template is not None:
+            self._tokenizer.chat_template = chat_template
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConversionError(
                 "The tokenizer has no chat template, so the form in which the model was trained "
-                "is unknown. Set tokenizer.chat_template, or pass a tokenizer that has one."
+                "is unknown. Pass chat_template=, or a tokenizer that has one."
             )
         self._start = start_mark(self._tokenizer)
         self._runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self._runner.batch_size, self._runner.limit
 
+    @property
+    def chat_template(self) -> Any:
+        """The chat template that messages go through."""
+        return self._tokenizer.chat_template
+
     def reward(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         *,
+        chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> list[float]:
         """The raw number of each conversation, in the order given; of one conversation too.
 
         A conversation is a list of messages {"role": ..., "content": ...}. Raises `InputError` for
-        another form, for one that the chat template refuses, and for one beyond the limit.
+        another form, for one that the chat template refuses, and for one beyond the limit, and
+        `ConversionError` for a model of tokens. `chat_template` is for this call alone.
         """
-        rows = self.encode(conversations)
-        found: list[float] = self._runner.logits(rows, self.labels, progress)[:, 0].tolist()
+        if _rates_tokens(self.model):
+            raise ConversionError(
+                f"{type(self.model).__name__} has a number for each token and none for a "
+                "conversation; use token_rewards."
+            )
+        rows = self.encode(conversations, chat_template=chat_template)
+        found: list[float] = self._number(self._runner.logits(rows, self.labels, progress)).tolist()
         return found
 
     def token_rewards(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         *,
+        chat_template: str | None = None,
         step_mark: str | int | None = None,
         progress: Progress | None = None,
     ) -> list[list[float]]:
@@ -91,20 +116,30 @@ class RewardModel:
         does, `InputError` for a conversation without the mark, and `UnsupportedHeadError` for a
         head that is not put on the last token, of which other tokens have no number.
         """
-        rows = self.encode(conversations)
+        rows = self.encode(conversations, chat_template=chat_template)
         mark = None if step_mark is None else mark_id(self._tokenizer, step_mark)
         places = [steps(row.ids, mark, number) for number, row in enumerate(rows)]
-        found = self._runner.each(rows, token_function(self.model), progress)
-        return [values[places[i]].tolist() for i, values in enumerate(found)]
+        function = (token_logits if _rates_tokens(self.model) else token_function)(self.model)
+        found = self._runner.each(rows, function, progress)
+        return [self._number(values[places[i]]).tolist() for i, values in enumerate(found)]
+
+    def _number(self, logits: Tensor) -> Tensor:
+        """`[...]` of `[..., labels]`: the only column, or the good one less the other."""
+        if len(self.labels) == 1:
+            return logits[..., 0]
+        return logits[..., self._column] - logits[..., 1 - self._column]
 
     def encode(
-        self, conversations: Sequence[Message] | Sequence[Sequence[Message]]
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        chat_template: str | None = None,
     ) -> list[Encoded]:
         """The ids that each conversation is given to the model as."""
         given: list[Any] = as_list(conversations, "conversations")
         if given and all(isinstance(each, Mapping) for each in given):
             given = [given]
-        rows = [self._row(number, each) for number, each in enumerate(given)]
+        rows = [self._row(number, each, chat_template) for number, each in enumerate(given)]
         cut = sum(row.truncated for row in rows)
         if cut:
             notify(
@@ -113,11 +148,13 @@ class RewardModel:
             )
         return rows
 
-    def _row(self, number: int, messages: Any) -> Encoded:
+    def _row(self, number: int, messages: Any, chat_template: str | None) -> Encoded:
         _check(number, messages)
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False
+                [dict(message) for message in messages],
+                chat_template=chat_template,
+                tokenize=False,
             )
         except Exception as error:  # the template is the checkpoint's own program
             raise InputError(
@@ -140,6 +177,37 @@ class RewardModel:
                 rows=(number,),
             )
         return Encoded(ids, None, full)
+
+
+def _with_task(label: str | None) -> Adjust:
+    """Loads what classifies tokens as it is, and else a head of one label, or of those it has."""
+
+    def adjust(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, Any]:
+        own = "token-classify" if own_task(checkpoint) == "token-classify" else None
+        return {"task": own or ("reward" if label is None else "classify"), **options}
+
+    return adjust
+
+
+def _rates_tokens(model: Any) -> bool:
+    found = roles_of_model(model)
+    return found is not None and found.kind == "token-classify"
+
+
+def _column(model: Any, labels: Sequence[str], label: str | None) -> int:
+    """The column that means good: the only one, or of two the one that `label` names."""
+    if label is None and len(labels) == 1:
+        return 0
+    found = roles_of_model(model)
+    if found is not None and found.kind not in ("classify", "reward", "token-classify"):
+        found.require("reward", type(model).__name__)
+    if len(labels) != 2 or label not in labels:
+        raise ConversionError(
+            f"label={label!r}; the model has {len(labels)} labels ({', '.join(labels[:5])}). Of "
+            "two, it names the one that means good; of one, and of more than two, none does.",
+            labels=tuple(labels),
+        )
+    return labels.index(label)
 
 
 def _check(number: int, messages: Any) -> None:

@@ -63,14 +63,21 @@ def roles_by_kind(kind: str | None, labels: int = 0) -> Roles:
         return Roles(kind, ("classify", "score", "reward"), {"embed": _HEAD_INSIDE})
     if kind in ("classify", "reward"):
         named = "relevance=, the name of the label that means relevant"
-        one = f"a head with one label; this one has {labels}"
-        return Roles(kind, ("classify",), {"score": named, "reward": one, "embed": _HEAD_INSIDE})
+        return Roles(kind, ("classify",), {"score": named, "reward": _one_label(labels),
+                                           "embed": _HEAD_INSIDE})  # fmt: skip
+    if kind == "token-classify":
+        return Roles(kind, ("reward",) if labels == 1 else (), {"reward": _one_label(labels)})
     needs: dict[Role, str] = {"classify": _NO_HEAD, "score": _NO_HEAD, "reward": _NO_HEAD}
     if kind == "generate":
         return Roles(kind, ("generate", "embed"), needs)
     if kind == "embed":
         return Roles(kind, ("embed",), needs)
     return Roles(kind or "something unknown", (), needs if kind is None else {})
+
+
+def _one_label(labels: int) -> str:
+    more = ", so label=, the name of the one that means good" if labels == 2 else ""
+    return f"a head with one label; this one has {labels}{more}"
 
 
 def roles(source: Any) -> Roles:
@@ -88,9 +95,9 @@ def roles_of(checkpoint: Checkpoint, options: Options) -> Roles:
         kind: str | None = options.task or "classify"
     else:
         kind = marks(checkpoint.config).get("task") or own_task(checkpoint)
-    if kind not in ("classify", "reward"):
+    if kind not in ("classify", "reward", "token-classify"):
         return roles_by_kind(kind)
-    if options.task not in ("classify", "reward"):
+    if not named or options.task not in ("classify", "reward"):  # what is stored counts
         options = Options(
             label_tokens=options.label_tokens, method=options.method,
             num_labels=options.num_labels, id2label=options.id2label, head=options.head,

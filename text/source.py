@@ -31,12 +31,13 @@ def open_source(
     source: Any,
     tokenizer: Any,
     options: dict[str, Any],
-    role: Role,
+    role: Role | None,
     adjust: Adjust | None = None,
 ) -> Source:
     """Load the checkpoint at `source` with `options` of `headswap.load`, or take a loaded model.
 
-    `adjust` may add options that the checkpoint's other files ask for. Raises `ConversionError` for
+    `adjust` may add options that the checkpoint's other files ask for. `role` None: the caller
+    judges what the model can do. Raises `ConversionError` for
     what can't do `role`, before any weight is read, and for options that a loaded model can't have.
     """
     if not isinstance(source, (str, PathLike)):
@@ -46,7 +47,8 @@ def open_source(
             raise ConversionError(
                 f"{', '.join(options)}: options of loading, and the model is loaded already."
             )
-        require(source, role)
+        if role is not None:
+            require(source, role)
         return Source(source, tokenizer, None)
     trust = options.get("trust_remote_code", False)
     checkpoint = open_adapted(source, options.get("adapter"), trust_remote_code=trust)
@@ -55,8 +57,9 @@ def open_source(
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
     dtype, device = options.pop("dtype", None), options.pop("device", None)
     wanted = Options(tokenizer=tokenizer, **options)
-    if role != "classify":  # a classifier's own errors of loading say more
+    if role not in (None, "classify"):  # a classifier's own errors of loading say more
         roles_of(checkpoint, wanted).require(role, checkpoint.name)
     model = decide(checkpoint, wanted).load(dtype, device)
-    require(model, role)
+    if role is not None:
+        require(model, role)
     return Source(model, tokenizer, checkpoint)

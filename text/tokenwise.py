@@ -15,7 +15,7 @@ from headswap.registry.errors import ConversionError, InputError, UnsupportedHea
 
 
 def token_function(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
-    """A function from a batch, padded behind the texts, to numbers `[batch, length]` in fp32.
+    """A function from a batch, padded behind the texts, to numbers `[batch, length, labels]`, fp32.
 
     Raises `UnsupportedHeadError` for a head that pools anything but one token's state at the end,
     or the mean of the tokens' numbers.
@@ -42,7 +42,17 @@ def token_function(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
                 f"{batch['input_ids'].shape[1]} tokens, so they are not one to one.",
                 head=spec.family,
             )
-        numbers: Tensor = run_head(own, spec, states)[..., 0]
+        numbers: Tensor = run_head(own, spec, states)
+        return numbers
+
+    return function
+
+
+def token_logits(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
+    """The same for a model that classifies tokens, whose own logits they are."""
+
+    def function(batch: dict[str, Tensor]) -> Tensor:
+        numbers: Tensor = model(**batch).logits
         return numbers
 
     return function

@@ -178,3 +178,105 @@ def test_the_callers_tokenizer_is_left_as_it_was_and_its_stored_cut_is_not_appli
     wanted = RewardModel(model, tokenizer=tokenizer(words)).reward(CHATS)
     assert RewardModel(model, tokenizer=own).reward(CHATS) == wanted
     assert own.backend_tokenizer.truncation["max_length"] == 4
+
+
+# -- two labels, and heads that classify tokens ---------------------------------------------------
+
+NAMES = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("auto", [SEQ, "AutoModelForTokenClassification"])
+def test_a_process_reward_model_with_two_labels_gives_the_log_odds_of_the_good_one(
+    auto: str, stored: bool, words: Any, tmp_path: Path
+) -> None:
+    two, own = tiny("qwen3", auto, **NAMES), tokenizer(words)
+    two.save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    source: dict[str, Any] = {"tokenizer": own}
+    rewards = RewardModel(tmp_path if stored else two, label="good", **({} if stored else source))
+    rows = rewards.encode(CHATS)
+    mark = own.convert_tokens_to_ids("<|im_end|>")
+    found = rewards.token_rewards(CHATS, step_mark="<|im_end|>")
+    for row, values in zip(rows, found, strict=True):
+        places = [place for place, i in enumerate(row.ids) if i == mark]
+        with torch.no_grad():
+            if auto == SEQ:
+                logits = torch.cat([alone(two, [row.ids[: place + 1]]) for place in places])
+            else:
+                logits = two(torch.tensor([row.ids])).logits[0, places]
+        assert values == pytest.approx((logits[:, 1] - logits[:, 0]).tolist(), abs=1e-5)
+        probabilities = torch.tensor(values).sigmoid()
+        assert probabilities.tolist() == pytest.approx(logits.softmax(-1)[:, 1].tolist(), abs=1e-6)
+    other = RewardModel(two, label="bad", tokenizer=own).token_rewards(CHATS, step_mark=mark)
+    assert other[0] == pytest.approx([-value for value in found[0]], abs=1e-6)
+
+
+def test_two_labels_need_the_name_of_the_good_one(words: Any, tmp_path: Path) -> None:
+    two, own = tiny("qwen3", SEQ, **NAMES), tokenizer(words)
+    two.save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    for source in (tmp_path, two):
+        with pytest.raises(headswap.ConversionError, match="so label="):
+            RewardModel(source, **({} if source == tmp_path else {"tokenizer": own}))
+    for wrong in ("fine", 1):
+        with pytest.raises(headswap.ConversionError, match="bad, good"):
+            RewardModel(tmp_path, label=wrong)  # type: ignore[arg-type]
+    with pytest.raises(headswap.ConversionError, match="3 labels"):
+        RewardModel(tiny("qwen3", SEQ, num_labels=3), label="LABEL_1", tokenizer=own)
+    rewards = RewardModel(tmp_path, label="good")
+    logits = alone(two, [row.ids for row in rewards.encode(CHATS)])
+    wanted = (logits[:, 1] - logits[:, 0]).tolist()
+    assert rewards.reward(CHATS) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_head_that_classifies_tokens_has_no_number_for_a_conversation(words: Any) -> None:
+    one = tiny("qwen3", "AutoModelForTokenClassification", num_labels=1)
+    rewards = RewardModel(one, tokenizer=tokenizer(words))
+    (values,) = rewards.token_rewards(CHATS[1])
+    with torch.no_grad():
+        ids = torch.tensor([rewards.encode(CHATS[1])[0].ids])
+        assert values == pytest.approx(one(ids).logits[0, :, 0].tolist(), abs=1e-5)
+    with pytest.raises(headswap.ConversionError, match="use token_rewards"):
+        rewards.reward(CHATS)
+
+
+def test_qwens_process_reward_models_are_their_two_layers(words: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny("qwen2", tie_word_embeddings=False).save_pretrained(tmp_path)
+    tokenizer(words).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    stored.pop("lm_head.weight")
+    torch.manual_seed(3)
+    head = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    stored.update({f"score.{name}": value for name, value in head.state_dict().items()})
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config.update(architectures=["Qwen2ForProcessRewardModel"], num_labels=2, **NAMES)
+    file.write_text(json.dumps(config))
+    rewards = RewardModel(tmp_path, label="good")
+    (row,) = rewards.encode(CHATS[0])
+    with torch.no_grad():
+        states = tiny("qwen2", tie_word_embeddings=False).model(torch.tensor([row.ids]))[0][0]
+        logits = head(states)
+    (found,) = rewards.token_rewards(CHATS[0])
+    assert found == pytest.approx((logits[:, 1] - logits[:, 0]).tolist(), abs=1e-5)
+
+
+def test_a_chat_template_may_be_given_for_a_model_and_for_a_call(model: Any, words: Any) -> None:
+    own = words("chat", chat=True)
+    rewards = RewardModel(model, tokenizer=own, chat_template=BODY)
+    assert rewards.chat_template == BODY
+    assert own.chat_template is None
+    usual = RewardModel(model, tokenizer=tokenizer(words))
+    assert rewards.encode(CHATS) == usual.encode(CHATS)
+    other = "w9 " + BODY
+    (row,) = rewards.encode(CHATS[1], chat_template=other)
+    assert row.ids == own("w9 <|im_start|> w1 w8 <|im_end|>")["input_ids"]
+    wanted = alone(model, [row.ids])[:, 0].tolist()
+    assert rewards.reward(CHATS[1], chat_template=other) == pytest.approx(wanted, abs=1e-5)
+    assert rewards.token_rewards(CHATS[1], chat_template=other)[0][-1] == pytest.approx(
+        wanted[0], abs=1e-5
+    )
