@@ -11,18 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from headswap.cli.inputs import read_texts
 from headswap.cli.options import AsJson, Dtype, Source, dtype_of, with_load_options
 from headswap.cli.output import (
     note,
     print_json,
-    print_json_line,
     print_table,
-    progress,
     quiet_libraries,
     say,
 )
-from headswap.cli.texts import embed, rerank
+from headswap.cli.texts import classify, embed, rerank, reward
 from headswap.registry.errors import HeadswapError
 
 FAILED, REFUSED, INTERRUPTED = 1, 3, 130
@@ -102,47 +99,10 @@ def verify(path: Source, *, load: dict[str, Any], as_json: AsJson = False) -> No
         raise typer.Exit(FAILED)
 
 
-@app.command()
-@with_load_options
-def classify(
-    path: Source,
-    texts: Annotated[list[str] | None, typer.Argument(help='Texts; "-" reads stdin.')] = None,
-    *,
-    load: dict[str, Any],
-    file: Annotated[
-        list[str] | None, typer.Option(help="A file of texts, one a line, or .jsonl.")
-    ] = None,
-    activation: Annotated[str | None, typer.Option(help="softmax, sigmoid or identity.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts in one run.")] = 32,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text.")] = None,
-    truncation: Annotated[bool, typer.Option(help="Cut a longer text, or refuse it.")] = True,
-    dtype: Dtype = None,
-    as_json: AsJson = False,
-) -> None:
-    """Classify texts given as arguments, in files or on standard input."""
-    given = read_texts(texts or [], file or [])
-    from headswap.text import Classifier
-
-    quiet_libraries()
-    template = load.pop("template", None)
-    classifier = Classifier(
-        path, activation=activation, batch_size=batch_size, max_length=max_length,
-        truncation=truncation, template=template, dtype=dtype_of(dtype), **load,
-    )  # fmt: skip
-    with progress("classifying") as update:
-        answers = classifier.classify(given, progress=update)
-    if as_json:
-        for text, answer in zip(given, answers, strict=True):
-            print_json_line({"text": text, **answer.to_dict()})
-        return
-    print_table(
-        ("label", "score", "text"),
-        [(a.label, f"{a.score:.4f}", _shown(text)) for text, a in zip(given, answers, strict=True)],
-    )
-
-
+app.command()(classify)
 app.command()(rerank)
 app.command()(embed)
+app.command()(reward)
 
 
 @app.command()
@@ -157,10 +117,6 @@ def demo(
     quiet_libraries()
     if not run(cache):
         raise typer.Exit(FAILED)
-
-
-def _shown(text: Any) -> str:
-    return text if isinstance(text, str) else " | ".join(text)
 
 
 def main() -> None:

@@ -53,29 +53,98 @@ LOAD: dict[str, Any] = {
 }
 
 
+# How scores are made of logits, for `classify` and `rerank`.
+SCORING: dict[str, Any] = {
+    "activation": Annotated[str | None, typer.Option(help="softmax, sigmoid or identity.")],
+    "mean": Annotated[
+        float | None,
+        typer.Option(help="(logit - mean) / sigma / temperature stands before the activation."),
+    ],
+    "sigma": Annotated[float | None, typer.Option(help="See --mean.")],
+    "temperature": Annotated[float | None, typer.Option(help="See --mean.")],
+    "raw": Annotated[
+        bool, typer.Option("--raw", help="The model's own logits: no calibration, no activation.")
+    ],
+}
+
+# How texts are run, for every command that runs some.
+RUNNING: dict[str, Any] = {
+    "batch_size": Annotated[int | None, typer.Option(min=1, help="Texts in one run (32).")],
+    "max_length": Annotated[int | None, typer.Option(min=1, help="Tokens of a text or pair.")],
+    "truncation": Annotated[
+        bool | None, typer.Option(help="Cut a longer text (the default), or refuse it.")
+    ],
+    "cut": Annotated[
+        str | None, typer.Option(help="left or right: the side that is cut (the tokenizer's own).")
+    ],
+    "dtype": Dtype,
+}
+
+
 def with_load_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `headswap.load` to a command, which gets them as the dict `load`."""
+    return _with("load", LOAD, given_options, command)
+
+
+def with_scoring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of scores; the command gets `activation` and `calibration` as `scoring`."""
+    return _with("scoring", SCORING, scoring_options, command)
+
+
+def with_running_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of runs; the command gets those that were given as the dict `running`."""
+    return _with("running", RUNNING, running_options, command)
+
+
+def _with(
+    name: str,
+    table: dict[str, Any],
+    read: Callable[[dict[str, Any]], dict[str, Any]],
+    command: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Add the options in `table` to a command, which gets what `read` makes of them as `name`."""
     own = inspect.signature(command, eval_str=True)
-    kept = [p for name, p in own.parameters.items() if name != "load"]
+    kept = [p for key, p in own.parameters.items() if key != name]
     shared = [
         inspect.Parameter(
-            name,
+            key,
             inspect.Parameter.KEYWORD_ONLY,
             default=False if hint.__args__[0] is bool else None,
             annotation=hint,
         )
-        for name, hint in LOAD.items()
+        for key, hint in table.items()
     ]
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        load = given_options({name: given.pop(name) for name in LOAD})
-        return command(load=load, **given)
+        return command(**{name: read({key: given.pop(key) for key in table})}, **given)
 
     signature = own.replace(parameters=[*kept, *shared])
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return run
+
+
+def scoring_options(values: dict[str, Any]) -> dict[str, Any]:
+    """`activation` and `calibration` as the classes in `headswap.text` take them."""
+    numbers = {n: values[n] for n in ("mean", "sigma", "temperature") if values[n] is not None}
+    activation = values["activation"]
+    if not values["raw"]:
+        return {"activation": activation, "calibration": numbers or None}
+    if numbers or activation not in (None, "identity"):
+        raise typer.BadParameter("--raw means no calibration and no activation; give one of them")
+    return {"activation": "identity", "calibration": {}}
+
+
+def running_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of runs that were given, the side that is cut among them as `truncation`."""
+    side, dtype = values.pop("cut"), dtype_of(values.pop("dtype"))
+    if side is not None and values["truncation"] is False:
+        raise typer.BadParameter("give --cut or --no-truncation, not both")
+    if side is not None:
+        values["truncation"] = side
+    values["dtype"] = dtype
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:

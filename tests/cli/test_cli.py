@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import headswap
 from tiny_models import tiny, word_tokenizer
 
 from headswap.cli.cache import cached
@@ -19,14 +18,6 @@ from headswap.cli.packages import INSTALL, Weights, locate
 from headswap.registry import CheckpointError
 
 SEQ = "AutoModelForSequenceClassification"
-
-
-def headswap(*arguments: Any, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    code = "from headswap.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        input=stdin, capture_output=True, text=True, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
