@@ -18,13 +18,20 @@ from torch import Tensor
 from headswap.spyre.backends import ATTENTION, Mode, refuse_unsupported
 from headswap.spyre.compiling import Guarded, compile_layers, explained
 from headswap.spyre.device import DeviceSpec
-from headswap.spyre.errors import DeviceError, NonFiniteError
+from headswap.spyre.errors import DeviceError
 from headswap.spyre.generating import generate
-from headswap.spyre.given import buckets, checked_rows, chosen, harmless_id
+from headswap.spyre.given import (
+    buckets,
+    checked_rows,
+    chosen,
+    distinct,
+    harmless_id,
+    refuse_non_finite,
+)
 from headswap.spyre.hook import install
 from headswap.spyre.linears import pack_linears
 from headswap.spyre.packs import plan_packs, run_pack
-from headswap.spyre.paging import Paged
+from headswap.spyre.paging import Paged, blocks_together
 from headswap.spyre.prepare import PassReport, prepare
 from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
@@ -195,9 +202,8 @@ class Executor:
         many blocks it has, made anew for a call that needs more."""
         wanted = self.num_blocks
         if wanted is None and self._compiler is None:
-            size = self.block_size
-            needs = sorted((-(-(len(row) + new) // size) for row in rows), reverse=True)
-            wanted = 1 + max(sum(needs[: self.backend.spec.max_decode_batch]), 1)
+            tokens = [len(row) + new for row in rows]
+            wanted = blocks_together(tokens, self.block_size, self.backend.spec.max_decode_batch)
         if self._paged is None or (
             self._compiler is None and (wanted or 0) > self._paged.pool.num_blocks
         ):
@@ -225,18 +231,12 @@ class Executor:
         if not rows:
             width = len(getattr(self.prepared.model.config, "id2label", None) or ())
             return torch.empty(0, width)
-        with self._lock:
+        first, index = distinct(rows, kinds)
+        still = torch.inference_mode() if self._compiler is None else torch.no_grad()
+        with self._lock, still:
             self.warmup()
-            with torch.no_grad():
-                found = self._run(rows, kinds, function)
-        bad = (~found.isfinite().flatten(1).all(dim=1)).nonzero().flatten().tolist()
-        if bad:
-            raise NonFiniteError(
-                f"Rows {bad} of {len(rows)} gave numbers that are not finite; the other rows are "
-                "good and stand in the error's .values. In low precision an overflow is likely: "
-                "try a wider dtype.",
-                rows=tuple(bad), values=found,
-            )  # fmt: skip
+            found = self._run(*chosen(rows, kinds, first), function)[index].clone()
+        refuse_non_finite(found)
         return found
 
     def _run(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from headswap.spyre.errors import ShapeError
+from headswap.spyre.errors import NonFiniteError, ShapeError
 from headswap.spyre.prepare import Prepared
 
 TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
@@ -44,6 +44,32 @@ def _row(ids: Any, row: int) -> list[int]:
     if not all(type(value) is int for value in values):
         raise ShapeError(f"Row {row} holds something else than whole numbers.", rows=(row,))
     return values
+
+
+def distinct(rows: Any, kinds: Any) -> tuple[list[int], list[int]]:
+    """Where each different row stands first, and which of those each row is: equal rows run
+    once."""
+    known: dict[Any, int] = {}
+    first, index = [], []
+    for i, row in enumerate(rows):
+        key = (tuple(row), None if kinds is None else tuple(kinds[i]))
+        if key not in known:
+            known[key] = len(first)
+            first.append(i)
+        index.append(known[key])
+    return first, index
+
+
+def refuse_non_finite(found: Tensor) -> None:
+    """Raise `NonFiniteError` naming the rows of `found` that are not finite."""
+    bad = (~found.isfinite().flatten(1).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise NonFiniteError(
+            f"Rows {bad} of {len(found)} gave numbers that are not finite; the other rows are good "
+            "and stand in the error's .values. In low precision an overflow is likely: try a wider "
+            "dtype.",
+            rows=tuple(bad), values=found,
+        )  # fmt: skip
 
 
 def chosen(rows: Any, kinds: Any, index: Sequence[int]) -> tuple[Any, Any]:

@@ -22,6 +22,13 @@ DEFAULT_TOKENS = 8_192
 """Tokens that a cache has room for where nobody says how many blocks it has."""
 
 
+def blocks_together(tokens: Sequence[int], block_size: int, rows: int) -> int:
+    """Blocks, the reserved one included, in which the `rows` longest of sequences with so many
+    `tokens` lie side by side."""
+    needs = sorted((-(-count // block_size) for count in tokens), reverse=True)
+    return 1 + max(sum(needs[:rows]), 1)
+
+
 @dataclass(eq=False)
 class Stored:
     """A text in the cache: its ids, how many of them have keys there, and its blocks."""

@@ -16,7 +16,6 @@ from headswap.convert.embedding import StoredPooling, read_pooling
 from headswap.convert.modules import Module, read_modules, settings, transformer_settings
 from headswap.convert.weights import read_tensors
 from headswap.registry.errors import UnsupportedHeadError, WeightError
-from headswap.text.cross_encoder import takes_messages
 
 _KEY = "sentence_embedding"
 _UNSUPPORTED = ("query_expansion", "query_length", "document_length", "processing_kwargs")

@@ -32,7 +32,7 @@ class Runner:
     ) -> None:
         if batch_size < 1:
             raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
-        self.model = source.model
+        self.model, self._executor = source.model, source.executor
         self.batch_size, self._pad_id = _padding(source.model, source.tokenizer, batch_size)
         self._vocabulary = vocabulary(source.model)
         self._segments = takes_segments(source.model)
@@ -87,6 +87,8 @@ class Runner:
         self, rows: Sequence[Encoded], labels: Sequence[str], progress: Progress | None = None
     ) -> Tensor:
         """fp32 logits `[rows, labels]`; `LabelError` where the model gives another shape."""
+        if self._executor is not None:
+            return self._by_executor(self._executor.logits, rows, labels, progress)
 
         def function(batch: dict[str, Tensor]) -> Tensor:
             logits: Tensor = self.model(**batch).logits
@@ -95,6 +97,26 @@ class Runner:
 
         found = self.run(rows, function, progress)
         return found if len(rows) else found.reshape(0, len(labels))
+
+    def vectors(self, rows: Sequence[Encoded], progress: Progress | None = None) -> Tensor | None:
+        """fp32 vectors `[rows, hidden]` of an embedding model, where an executor runs it."""
+        if self._executor is None:
+            return None
+        return self._by_executor(self._executor.embed, rows, None, progress)
+
+    def _by_executor(
+        self, run: Any, rows: Sequence[Encoded], labels: Sequence[str] | None,
+        progress: Progress | None,
+    ) -> Tensor:  # fmt: skip
+        self.check_ids(rows)
+        segments = [row.segments or [0] * len(row.ids) for row in rows]
+        given = segments if self._segments and any(row.segments for row in rows) else None
+        found: Tensor = run([row.ids for row in rows], given)
+        if labels is not None and rows:
+            check_columns(found.shape, len(rows), labels)
+        if progress is not None and rows:
+            progress(len(rows), len(rows))
+        return found
 
     def _batch(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
         batch = collate(rows, self._pad_id)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -13,6 +13,7 @@ from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.decide import Options
 from headswap.convert.job import decide
 from headswap.registry.errors import ConversionError
+from headswap.spyre import Executor
 from headswap.text.roles import Role, require, roles_of
 
 Adjust = Callable[[Checkpoint, dict[str, Any]], dict[str, Any]]
@@ -20,11 +21,13 @@ Adjust = Callable[[Checkpoint, dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A loaded model, its tokenizer, and the checkpoint that it came from (None: from memory)."""
+    """A loaded model, its tokenizer, the checkpoint that it came from (None: from memory), and the
+    executor that runs it (None: its own forward does)."""
 
     model: Any
     tokenizer: Any
     checkpoint: Checkpoint | None
+    executor: Executor | None = None
 
 
 def open_source(
@@ -34,13 +37,17 @@ def open_source(
     role: Role | None,
     adjust: Adjust | None = None,
 ) -> Source:
-    """Load the checkpoint at `source` with `options` of `headswap.load`, or take a loaded model.
+    """Load the checkpoint at `source` with `options` of `headswap.load`, or take a loaded model, or
+    an executor of one.
 
     `adjust` may add options that the checkpoint's other files ask for. `role` None: the caller
     judges what the model can do. Raises `ConversionError` for
     what can't do `role`, before any weight is read, and for options that a loaded model can't have.
     """
     if not isinstance(source, (str, PathLike)):
+        if isinstance(source, Executor):
+            opened = open_source(source.model, tokenizer, options, role)
+            return replace(opened, executor=source)
         if tokenizer is None:
             raise ConversionError("A loaded model needs tokenizer=; a path brings its own.")
         if options:

@@ -121,6 +121,18 @@ def test_embeddings_and_pooled_states() -> None:
     torch.testing.assert_close(logits, expected(classifier, ids), atol=1e-5, rtol=0)
 
 
+def test_equal_rows_run_once() -> None:
+    model, ids = converted("bert"), rows((5, 9))
+    executor = Executor(model, backend="eager")
+    found = executor.logits([ids[0], ids[1], ids[0], ids[0]])
+    torch.testing.assert_close(found, expected(model, ids)[[0, 1, 0, 0]], atol=1e-5, rtol=0)
+    assert executor.report()["tokens"] == 14
+    kinds = [[0] * 5, [0] * 9, [1] * 5, [0] * 5]
+    parted = executor.logits([ids[0], ids[1], ids[0], ids[0]], kinds)
+    assert not torch.allclose(parted[2], parted[0], atol=1e-3)
+    torch.testing.assert_close(parted[3], parted[0], atol=0, rtol=0)
+
+
 # -- refusals -------------------------------------------------------------------------------------
 
 

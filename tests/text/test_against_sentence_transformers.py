@@ -148,15 +148,17 @@ def test_a_logit_score_modules_ids_and_scores(
     assert [hit.index for hit in quiet(reranker.rank, QUERY, documents)] == ranked
 
 
-def test_a_chat_form_that_a_cross_encoder_would_use_is_refused_until_a_template_is_given(
+def test_a_chat_form_that_a_cross_encoder_would_use_is_used_unless_a_template_is_given(
     source: Source, tmp_path: Path
 ) -> None:
     plain = source("qwen3", "AutoModelForCausalLM", chat=True)
     modules = [Transformer(str(plain), transformer_task="text-generation"),
                LogitScore(true_token_id=9, false_token_id=7)]  # fmt: skip
     folder, reference = saved(st.CrossEncoder(modules=modules, device="cpu"), tmp_path)
-    with pytest.raises(headswap.UnsupportedHeadError, match=r"chat template.*template="):
-        Reranker(folder)
+    chat = Reranker(folder)
+    ids = reference[0].preprocess([("w1 w2", "w3")])["input_ids"].tolist()
+    assert [row.ids for row in chat.encode("w1 w2", "w3")] == ids
+    close(chat.score("w1 w2", ["w3"]), reference.predict([("w1 w2", "w3")]))
     form = "<|im_start|> query {query} <|im_end|> <|im_start|> document {document} <|im_end|>"
     found = Reranker(folder, template=form).encode("w1 w2", "w3")
     wanted = reference[0].preprocess([("w1 w2", "w3")])["input_ids"].tolist()
