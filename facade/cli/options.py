@@ -42,7 +42,9 @@ LOAD: dict[str, Any] = {
     ],
     "head": Annotated[str | None, typer.Option(help="Another head family, such as bert.")],
     "pooling": Annotated[str | None, typer.Option(help="last, first, mean or compat.")],
-    "template": Annotated[str | None, typer.Option(help="Text around the input, with one {text}.")],
+    "template": Annotated[
+        str | None, typer.Option(help="Around a text ({text}) or a pair ({query}, {document}).")
+    ],
     "allow_untrained_head": Annotated[
         bool, typer.Option("--allow-untrained-head", help="Start a missing head at random.")
     ],

@@ -271,3 +271,18 @@ def test_special_marks_that_only_the_added_tokens_name_are_marks_in_a_template(
     mark = own.convert_tokens_to_ids("<|turn|>")
     assert row.ids.count(mark) == 1
     assert torch.tensor(row.ids).max() < 400
+
+
+@pytest.mark.parametrize("start", ["", "{{ bos_token }}"])
+def test_a_chat_template_says_itself_whether_there_is_a_start_mark(
+    start: str, byte_pairs: Any, tmp_path: Path
+) -> None:
+    own = tokenizer(byte_pairs, start + PAIR, "chat")
+    tiny("qwen3", SEQ, num_labels=1, vocab_size=400).save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    messages = [{"role": "query", "content": "the"}, {"role": "document", "content": "fox"}]
+    text = own.apply_chat_template(messages, tokenize=False)
+    wanted = own(text, add_special_tokens=False)["input_ids"]
+    (row,) = Reranker(tmp_path, template="chat").encode("the", "fox")
+    assert row.ids == wanted
+    assert row.ids.count(own.bos_token_id) == bool(start)
