@@ -206,10 +206,10 @@ def tokenizer_of(path: Path) -> Any:
 
 def plain(gguf: Path, folder: Path) -> Path:
     """The GGUF file's model as safetensors: it is loaded once for every set of texts."""
-    from headswap.cli.demo import _unpack
+    from headswap.cli.demo import unpack
 
     if not (folder / "config.json").exists():
-        _unpack(gguf, folder)
+        unpack(gguf, folder)
     return folder
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +30,10 @@ from headswap.spyre.given import (
     refuse_non_finite,
 )
 from headswap.spyre.hook import install
-from headswap.spyre.linears import pack_linears
+from headswap.spyre.linears import lay_out
 from headswap.spyre.packs import plan_packs, run_pack
 from headswap.spyre.paging import Paged, blocks_together
-from headswap.spyre.prepare import PassReport, prepare
+from headswap.spyre.prepare import prepare
 from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
 from headswap.spyre.shapes import Shape, ShapePlan, ladder_pow2
@@ -57,8 +58,8 @@ class Executor:
     device     the card's limits; default by backend
     dtype      of the backbone (default: as it is); the head always runs in fp32
 
-    The model is not changed: an executor works on a copy that shares its weights. Calls from
-    several threads run one after the other.
+    The model is not changed: an executor works on a copy around its weights. Calls from several
+    threads run one after the other.
     """
 
     def __init__(
@@ -76,12 +77,11 @@ class Executor:
     ) -> None:
         self.backend = choose(backend, device, rules)
         self.plan = _plan(self.backend.compiler is not None, shapes, self.backend.spec)
+        self.model = model
         self.prepared = prepare(model, dtype)
         self.attention = self._choose(attention)
         if self.backend.compiler is None:
-            count = pack_linears(self._whole())
-            said = f"{count} weights in oneDNN's layout"
-            self.prepared.reports.append(PassReport("linears", said))
+            lay_out(self.prepared)
         self._compiler: Guarded | None = None
         if self.backend.compiler is not None and self.plan is not None:
             self._compiler = Guarded(self.backend.compiler)
@@ -93,12 +93,6 @@ class Executor:
         self._lock = threading.RLock()
         self._paged: Paged | None = None
         self.ready = self._compiler is None
-
-    def _whole(self) -> torch.nn.Module:
-        """What runs in the backbone's dtype: of a classifier the backbone, of a causal language
-        model all of it. The head of a classifier runs in fp32 and stays."""
-        made = self.prepared
-        return made.backbone if made.head_spec is not None else made.model
 
     def _choose(self, name: str) -> str:
         """The attention backend by name, put to work; refused where a layer wants more of it."""
@@ -235,7 +229,8 @@ class Executor:
         still = torch.inference_mode() if self._compiler is None else torch.no_grad()
         with self._lock, still:
             self.warmup()
-            found = self._run(*chosen(rows, kinds, first), function)[index].clone()
+            found = self._run(*chosen(rows, kinds, first), function)
+        found = found[index].clone()  # out here, so that it may be used in training
         refuse_non_finite(found)
         return found
 
@@ -247,8 +242,7 @@ class Executor:
         for index, pooled in self._pooled(rows, kinds):
             for row, value in zip(index, function(pooled).float(), strict=True):
                 found[row] = value
-        self._counts.rows += len(rows)
-        self._counts.tokens += sum(map(len, rows))
+        self._counts.done(rows)
         return torch.stack(found)
 
     def _pooled(self, rows: list[list[int]], kinds: list[list[int]] | None) -> Any:
@@ -270,19 +264,16 @@ class Executor:
         self, rows: list[list[int]], kinds: list[list[int]] | None, shape: Shape
     ) -> Tensor:
         self._note(shape, str(shape) if self.plan is not None else "buckets")
+        run = partial(run_rectangle, self.prepared, rows, kinds, shape, self.backend.spec.pad_side)
         if self._compiler is None:
-            return self._padded(rows, kinds, shape)
+            return run()
         self._compiler.running = f"shape {shape}"
         with explained(self._compiler, self.prepared.model), torch.no_grad():
-            return self._padded(rows, kinds, shape)
-
-    def _padded(self, rows: list[list[int]], kinds: Any, shape: Shape) -> Tensor:
-        return run_rectangle(self.prepared, rows, kinds, shape, self.backend.spec.pad_side)
+            return run()
 
     def _note(self, shape: Shape, name: str) -> None:
         if self.ready:
-            self._counts.computed += shape.volume
-            self._counts.runs[name] = self._counts.runs.get(name, 0) + 1
+            self._counts.add(shape.volume, name)
 
     def report(self) -> dict[str, Any]:
         """What was prepared, run, compiled and found, as plain values for JSON."""

@@ -12,13 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headswap.spyre.prepare import PassReport, Prepared
+
 LAID_OUT_FOR = 256
 """Tokens that the layout is chosen for; other counts run as well."""
 
 
+def lay_out(made: Prepared) -> None:
+    """Pack what runs in the backbone's dtype: of a classifier the backbone, of a causal language
+    model all of it. A classifier's head runs in fp32 and stays."""
+    whole = made.backbone if made.head_spec is not None else made.model
+    said = f"{pack_linears(whole)} weights in oneDNN's layout"
+    made.reports.append(PassReport("linears", said))
+
+
 class PackedLinear(nn.Module):
-    """`nn.Linear` with its weight in oneDNN's layout, `activation` ("none" or a name of oneDNN's)
-    applied to what it gives."""
+    """`nn.Linear` with its weight in oneDNN's layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -19,6 +19,16 @@ class Counts:
     computed: int = 0
     runs: dict[str, int] = field(default_factory=dict)
 
+    def add(self, computed: int, name: str) -> None:
+        """One more run called `name`, over `computed` tokens with their padding."""
+        self.computed += computed
+        self.runs[name] = self.runs.get(name, 0) + 1
+
+    def done(self, rows: list[list[int]]) -> None:
+        """`rows` were run."""
+        self.rows += len(rows)
+        self.tokens += sum(map(len, rows))
+
     def described(self) -> dict[str, Any]:
         """Rows and tokens, what was computed for them, and the share of it that was padding."""
         waste = 1 - self.tokens / self.computed if self.computed else 0.0

@@ -71,7 +71,8 @@ def _options(folder: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     if wrong:
         raise UnsupportedHeadError(
             f"{folder}: the Transformer module sets {wrong} (in processing_kwargs or "
-            "beside it), which headswap does not do; remove it, and use max_length= and truncation=, or the tokenizer's own files.",
+            "beside it), which headswap does not do; remove it, and use max_length= and "
+            "truncation=, or the tokenizer's own files.",
             settings=tuple(wrong),
         )
     return chat

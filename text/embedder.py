@@ -92,7 +92,8 @@ class Embedder:
         def function(batch: dict[str, Tensor]) -> Tensor:
             return self._vectors(self.model(**batch), batch, skipped)
 
-        vectors = self._runner.run(rows, function, progress)
+        by_executor = self._runner.vectors(rows, progress)
+        vectors = self._runner.run(rows, function, progress) if by_executor is None else by_executor
         if not rows:
             return vectors.reshape(0, 0).numpy()
         vectors = self._cut(vectors, dimensions)

@@ -21,7 +21,8 @@ Function = Callable[[dict[str, Tensor]], Tensor]
 
 
 class Runner:
-    """One model with its limit of tokens (`.limit`) and the number of texts in a run."""
+    """One model with its limit of tokens (`.limit`), the number of texts in a run, and the executor
+    that runs it, if there is one."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Runner:
     ) -> None:
         if batch_size < 1:
             raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
-        self.model, self._executor = source.model, source.executor
+        self.model, self.executor = source.model, source.executor
         self.batch_size, self._pad_id = _padding(source.model, source.tokenizer, batch_size)
         self._vocabulary = vocabulary(source.model)
         self._segments = takes_segments(source.model)
@@ -87,8 +88,8 @@ class Runner:
         self, rows: Sequence[Encoded], labels: Sequence[str], progress: Progress | None = None
     ) -> Tensor:
         """fp32 logits `[rows, labels]`; `LabelError` where the model gives another shape."""
-        if self._executor is not None:
-            return self._by_executor(self._executor.logits, rows, labels, progress)
+        if self.executor is not None:
+            return self._by_executor(self.executor.logits, rows, labels, progress)
 
         def function(batch: dict[str, Tensor]) -> Tensor:
             logits: Tensor = self.model(**batch).logits
@@ -100,17 +101,17 @@ class Runner:
 
     def vectors(self, rows: Sequence[Encoded], progress: Progress | None = None) -> Tensor | None:
         """fp32 vectors `[rows, hidden]` of an embedding model, where an executor runs it."""
-        if self._executor is None:
+        if self.executor is None:
             return None
-        return self._by_executor(self._executor.embed, rows, None, progress)
+        return self._by_executor(self.executor.embed, rows, None, progress)
 
     def _by_executor(
         self, run: Any, rows: Sequence[Encoded], labels: Sequence[str] | None,
         progress: Progress | None,
     ) -> Tensor:  # fmt: skip
         self.check_ids(rows)
-        segments = [row.segments or [0] * len(row.ids) for row in rows]
-        given = segments if self._segments and any(row.segments for row in rows) else None
+        kinds = [row.types or [0] * len(row.ids) for row in rows]
+        given = kinds if self._segments and any(row.types for row in rows) else None
         found: Tensor = run([row.ids for row in rows], given)
         if labels is not None and rows:
             check_columns(found.shape, len(rows), labels)

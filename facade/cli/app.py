@@ -36,19 +36,34 @@ app = typer.Typer(
 
 @app.command()
 @with_load_options
-def inspect(path: Source, *, load: dict[str, Any], as_json: AsJson = False) -> None:
-    """Say what would be done with a checkpoint and why. Reads no weights."""
+def inspect(
+    path: Source,
+    *,
+    load: dict[str, Any],
+    device: Annotated[
+        str | None,
+        typer.Option(help="spyre or sendnn: also run its graphs against that stack's rules."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would be done with a checkpoint and why. Reads no weights, unless --device is given:
+    then the model's graphs are made and checked against the card's rules."""
     import headswap
+    from headswap.cli.device import checked
     from headswap.spyre import detect
 
     quiet_libraries()
     plan = headswap.plan(path, **load)
     stack = detect()
+    rules = checked(path, device, load) if device is not None and plan.ok else None
     if as_json:
-        print_json({**plan.to_dict(), "device": stack.name.lower()})
+        found = {} if rules is None else {"rules": rules.to_dict()}
+        print_json({**plan.to_dict(), "device": stack.name.lower(), **found})
     else:
         found = "no Spyre compiler found" if stack.name == "NONE" else f"Spyre by {stack.name}"
         say(f"{plan}\n  device     {found if stack.name != 'NONE' else f'CPU ({found})'}")
+        if rules is not None:
+            say(f"  rules      {device}, {len(rules.errors)} broken\n{rules}")
     if not plan.ok:
         raise typer.Exit(FAILED)
 

@@ -20,6 +20,7 @@ import headswap
 from headswap.cli.cache import cache_folder, cached
 from headswap.cli.output import err, print_table, say
 from headswap.cli.packages import MINILM, SMOLLM2, locate
+from headswap.spyre import Executor, RuleReport
 from headswap.text import Answer, Classifier
 
 SHOWN = 16
@@ -29,6 +30,8 @@ TEMPLATE = (
     "<|im_start|>user\nIs the sentiment of this movie review positive or negative?\n"
     "Review:\n{text}<|im_end|>\n<|im_start|>assistant\n"
 )
+SHAPES = [(1, 64), (1, 128), (1, 256)]
+"""Rows and tokens that the demo's graphs are compiled for."""
 BOUND = 1e-5
 """Largest difference, relative to 1 + the largest logit, that fp32 rounding explains."""
 
@@ -61,9 +64,7 @@ def _key(*parts: str) -> str:
 
 def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
     with err.status("reading SmolLM2 (the first time takes about a minute)"):
-        plain = cached(
-            folder / f"smollm2-plain-{SMOLLM2.sha256[:12]}", lambda to: _unpack(gguf, to)
-        )
+        plain = cached(folder / f"smollm2-plain-{SMOLLM2.sha256[:12]}", lambda to: unpack(gguf, to))
     with err.status("converting SmolLM2"):
         target = cached(
             folder / f"smollm2-sentiment-{_key(SMOLLM2.sha256, TEMPLATE, *LABELS)}",
@@ -71,13 +72,13 @@ def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
                 plain, to, label_tokens=LABELS, template=TEMPLATE
             ),
         )
-        classifier = Classifier(target)
+        classifier = _under_rules(target)
     answers = _judge(classifier, shown, "SmolLM2-135M-Instruct, label tokens, no training")
     gap = _token_logit_gap(plain, classifier, shown, answers)
     return _agree(gap, "the unconverted model's own token logits", answers)
 
 
-def _unpack(gguf: Path, target: Path) -> None:
+def unpack(gguf: Path, target: Path) -> None:
     """The causal model of a GGUF file as plain safetensors, once."""
     from headswap.convert.checkpoint import open_checkpoint
     from headswap.convert.gguf import save_tokenizer
@@ -118,7 +119,7 @@ def _encoder(
             folder / f"minilm-sentiment-{_key(MINILM.sha256, *(text for _, text in training))}",
             lambda to: _train(source, to, training),
         )
-        classifier = Classifier(target)
+        classifier = _under_rules(target)
     title = f"all-MiniLM-L6-v2, BERT-style head, fine-tuned on {len(training)} other sentences"
     answers = _judge(classifier, shown, title)
     gap = _class_gap(target, shown, answers)
@@ -174,7 +175,29 @@ def _judge(classifier: Classifier, shown: Sequence[Sentence], title: str) -> lis
     print_table(("label", "score", "time", "sentence"), rows)
     hits = sum(a.label == truth for a, (truth, _) in zip(answers, shown, strict=True))
     say(f"{hits} of {len(shown)} as people labelled them")
+    if classifier.runner.executor is not None:
+        _say_rules(classifier.runner.executor)
     return answers
+
+
+def _under_rules(target: Path) -> Classifier:
+    """A classifier in compiled rectangles, whose graphs are checked against the card's rules."""
+    executor = Executor(headswap.load(target), backend="checked", rules="record", shapes=SHAPES)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    return Classifier(executor.warmup(), tokenizer=tokenizer, max_length=SHAPES[-1][1])
+
+
+def _say_rules(executor: Executor) -> None:
+    report: RuleReport = executor.backend.compiler.report  # type: ignore[union-attr]
+    done = executor.report()
+    say(
+        f"{done['compiles']} graphs for {', '.join(done['shapes'])}, none compiled after warm-up; "
+        f"{done['waste']:.0%} of the computed tokens are padding\nrules of the card: "
+        f"{report.summary} (`headswap inspect --device spyre` lists each)"
+    )
+    first = {finding.rule: finding for finding in reversed(report.findings)}
+    for rule, finding in sorted(first.items(), key=lambda item: int(item[0][1:])):
+        say(f"  {rule:3} {finding.severity}: {finding.message}, and what is like it")
 
 
 def _agree(gap: float, reference: str, answers: Sequence[Answer]) -> bool:
