@@ -280,3 +280,25 @@ def test_other_numbers_of_queries_than_one_or_as_many_as_documents_are_refused(
     reranker = Reranker(saved("bert", 1))
     with pytest.raises(headswap.InputError, match=f"{queries} queries and {documents} documents"):
         reranker.score(["w1"] * queries, ["w2"] * documents)
+
+
+# -- one column -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Classifier, Reranker])
+def test_one_column_is_never_soft_maxed_whoever_asks(kind: Any, words: Any) -> None:
+    model = crafted(words, 3.0)
+    answer = {Classifier: lambda m, **more: m.classify("w1", **more)[0].score,
+              Reranker: lambda m, **more: m.score("w1", "w2", **more)[0]}[kind]  # fmt: skip
+    with pytest.raises(headswap.ConversionError, match="over one label is always 1"):
+        kind(**model, activation="softmax")
+    made = kind(**model)
+    with pytest.raises(headswap.ConversionError, match="over one label is always 1"):
+        answer(made, activation="softmax")
+    wanted = torch.sigmoid(torch.tensor(3.0)).item()
+    assert answer(made) == pytest.approx(wanted, abs=1e-6)
+    saved_: dict[str, Any] = {"function_to_apply": "softmax", "sentence_transformers": {
+        "activation_fn": "torch.nn.modules.activation.Softmax"}}  # fmt: skip
+    for field, value in saved_.items():
+        setattr(model["source"].config, field, value)
+        assert answer(kind(**model)) == pytest.approx(wanted, abs=1e-6)
