@@ -107,7 +107,7 @@ class AttentionBackends:
             if isinstance(factory, str):
                 module, _, attribute = factory.partition(":")
                 factory = getattr(import_module(module), attribute)
-            self._made[name] = factory()  # type: ignore[operator]
+            self._made[name] = factory()
         return self._made[name]
 
 

@@ -74,12 +74,12 @@ def compile_layers(backbone: nn.Module, compiler: Guarded, limit: int, **options
     layers = outer_layers(backbone)
     for layer in layers:
         inner = copy.copy(layer)  # its forward is still the class's
-        layer.forward = partial(_limited, compiled, limit, inner)  # type: ignore[method-assign]
+        layer.forward = partial(_limited, compiled, limit, inner)
     return len(layers)
 
 
 def _limited(compiled: Any, limit: int, layer: nn.Module, *given: Any, **keywords: Any) -> Any:
-    with torch._dynamo.config.patch(  # type: ignore[no-untyped-call]
+    with torch._dynamo.config.patch(
         recompile_limit=limit, accumulated_recompile_limit=8 * limit,
         suppress_errors=False,
     ):  # fmt: skip

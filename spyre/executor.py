@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a converted model the way a card wants it: planned shapes, nothing compiled after warm-up.
 
-On a CPU without the card's stack the same prepared model runs in packs without padding (`eager`),
-in compiled rectangles (`inductor`), or in rectangles that are checked against the card's rules
-(`checked`).
+On a CPU the same prepared model runs in packs without padding (`eager`), in compiled rectangles
+(`inductor`), or in rectangles that are checked against the card's rules (`checked`).
 """
 
 from __future__ import annotations
@@ -31,18 +30,13 @@ from headswap.spyre.given import (
 )
 from headswap.spyre.hook import install
 from headswap.spyre.linears import lay_out
-from headswap.spyre.packs import plan_packs, run_pack
-from headswap.spyre.paging import Paged, blocks_together
+from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
+from headswap.spyre.paging import Paged, blocks_together, run_rows, shares
 from headswap.spyre.prepare import prepare
 from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
-from headswap.spyre.shapes import Shape, ShapePlan, ladder_pow2
+from headswap.spyre.shapes import Shape, planned
 from headswap.spyre.stack import choose
-
-PACK_TOKENS = 2_048
-"""Tokens a pack; from 512 to 4,096 the speed is the same (measured), the memory is not."""
-LONGEST = 512
-"""Tokens of the longest planned row, where nobody says which shapes are wanted."""
 
 
 class Executor:
@@ -57,9 +51,16 @@ class Executor:
     rules      what `checked` does with a finding: "raise", "warn" or "record"
     device     the card's limits; default by backend
     dtype      of the backbone (default: as it is); the head always runs in fp32
+    block_size, num_blocks
+               of the paged cache, in tokens and in blocks with the reserved one (default: the
+               device's size; where shapes are free as many blocks as a call needs, else room for
+               8,192 tokens)
+    share_prefixes
+               run rows over the paged cache: in chunks, and what stands at their start and is known
+               from earlier rows is not computed again. For causal models that pool the last token;
+               with others it is off, as `report()` says
 
-    The model is not changed: an executor works on a copy around its weights. Calls from several
-    threads run one after the other.
+    The model is not changed: an executor works on a copy around its weights; threads take turns.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class Executor:
         dtype: torch.dtype | None = None,
         block_size: int | None = None,
         num_blocks: int | None = None,
+        share_prefixes: bool = False,
     ) -> None:
         self.backend = choose(backend, device, rules)
-        self.plan = _plan(self.backend.compiler is not None, shapes, self.backend.spec)
+        self.plan = planned(shapes, self.backend.spec, compiled=self.backend.compiler is not None)
         self.model = model
         self.prepared = prepare(model, dtype)
         self.attention = self._choose(attention)
@@ -89,6 +91,7 @@ class Executor:
             compile_layers(self.prepared.backbone, self._compiler, 8 * len(self.plan.shapes) + 8)
         self.block_size = block_size or self.backend.spec.block_size
         self.num_blocks = num_blocks
+        self.shares_prefixes = share_prefixes and shares(self.prepared)
         self._counts = Counts()
         self._lock = threading.RLock()
         self._paged: Paged | None = None
@@ -133,9 +136,12 @@ class Executor:
 
     def _run_plan(self) -> None:
         mark = harmless_id(self.prepared.model.config)
+        longest = 0 if self.plan is None else self.plan.longest
         if self.prepared.head_spec is None:
-            longest = 0 if self.plan is None else self.plan.longest
             self._generate([[mark] * (longest - 64 or 1)], 2, frozenset())
+            return
+        if self.shares_prefixes:
+            list(run_rows(self._pages([], 0), [[mark] * longest]))
             return
         for shape in () if self.plan is None else self.plan.shapes:
             for length in (shape.length, shape.length - 1):  # a full batch may need no mask
@@ -154,11 +160,12 @@ class Executor:
                 f"{type(head).__name__} has no classification head; logits() needs one: "
                 "headswap.as_seq_cls_model(). generate() works."
             )
-        return self._each(ids, token_type_ids, head.logits_of if self.prepared.pools else _as_is)
+        return self._each(
+            ids, token_type_ids, head.logits_of if self.prepared.pools else Tensor.float
+        )
 
     def embed(self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None) -> Tensor:
-        """fp32 vectors `[rows, hidden]`: what an embedding model gives, and of a classifier the
-        pooled states that its head reads. Errors as `logits`."""
+        """fp32 vectors `[rows, hidden]`: an embedding model's, or the states that a head reads."""
         model = self.prepared.model
         if not hasattr(model, "head_spec"):
             raise DeviceError(f"{type(model).__name__} has no pooling rule; embed() needs one.")
@@ -210,7 +217,6 @@ class Executor:
         return self._paged
 
     def _for_pages(self) -> None:
-        """An attention backend that has pages, where the chosen one has none."""
         if "paged" not in ATTENTION.get(self.attention).modes:
             install(self.prepared.backbone, "sdpa" if self._fused() else "native")
 
@@ -248,7 +254,9 @@ class Executor:
     def _pooled(self, rows: list[list[int]], kinds: list[list[int]] | None) -> Any:
         """Rows and what the head gets for them, run after run."""
         lengths = [len(row) for row in rows]
-        if self.plan is not None:
+        if self.shares_prefixes:
+            yield from run_rows(self._pages(rows, 0), rows)
+        elif self.plan is not None:
             for run in self.plan.fit(lengths).runs:
                 yield run.rows, self._rectangle(*chosen(rows, kinds, run.rows), run.shape)
         elif self.packs:
@@ -276,27 +284,16 @@ class Executor:
             self._counts.add(shape.volume, name)
 
     def report(self) -> dict[str, Any]:
-        """What was prepared, run, compiled and found, as plain values for JSON."""
+        """What was prepared, run, compiled and found, as plain values."""
         return {
             "backend": self.backend.name,
             "dialect": self.backend.spec.dialect,
             "attention": self.attention if self.prepared.layers else "the model's own",
             **described(self.prepared),
             "shapes": None if self.plan is None else [str(shape) for shape in self.plan.shapes],
+            "shares_prefixes": self.shares_prefixes,
             **compiled(self._compiler),
             **self._counts.described(),
             "blocks": None if self._paged is None else self._paged.usage(),
             "rules": findings(self.backend.compiler),
         }
-
-
-def _plan(compiled: bool, shapes: Any, spec: DeviceSpec) -> ShapePlan | None:
-    if shapes is not None:
-        return ShapePlan(shapes, spec)
-    if not compiled:
-        return None
-    return ShapePlan.with_token_budget(ladder_pow2(LONGEST), PACK_TOKENS, spec)
-
-
-def _as_is(values: Tensor) -> Tensor:
-    return values

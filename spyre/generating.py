@@ -57,7 +57,8 @@ def forward(paged: Paged) -> Iterator[Run]:
     The batch goes in by a keyword. Not every causal class hands that on (4.57's GPT-2), so without
     a compiled graph it is given where attention is called.
     """
-    model, told = paged.made.model, {}
+    model = paged.made.model
+    told: dict[str, Any] = {}
     keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def tell(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:

@@ -50,7 +50,8 @@ def distinct(rows: Any, kinds: Any) -> tuple[list[int], list[int]]:
     """Where each different row stands first, and which of those each row is: equal rows run
     once."""
     known: dict[Any, int] = {}
-    first, index = [], []
+    first: list[int] = []
+    index: list[int] = []
     for i, row in enumerate(rows):
         key = (tuple(row), None if kinds is None else tuple(kinds[i]))
         if key not in known:

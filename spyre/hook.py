@@ -156,14 +156,14 @@ def probe(backbone: nn.Module, inputs: Mapping[str, Any]) -> list[tuple[nn.Modul
 def remember(layers: list[tuple[nn.Module, Layer]]) -> None:
     """Write what was learned on the modules, where `attend` finds it."""
     for module, layer in layers:
-        module.headswap_visibility = layer.visibility
+        vars(module)["headswap_visibility"] = layer.visibility
 
 
 def keep_cache(layers: list[tuple[nn.Module, Layer]], pages: tuple[Pages, ...]) -> None:
     """Give each layer its pages. They are attributes of the module, so that a compiled layer takes
     them as inputs, as it does with weights, and one graph serves all layers."""
     for (module, _), own in zip(layers, pages, strict=True):
-        module.headswap_pages = own
+        vars(module)["headswap_pages"] = own
 
 
 def attend(
@@ -214,12 +214,13 @@ def make_mask(
 
     Both releases' signatures: 4.57 says which queries by `cache_position`, 5 by lengths.
     """
-    from transformers.masking_utils import sdpa_mask
+    from transformers import masking_utils
 
+    maker: Any = masking_utils.sdpa_mask
     more["allow_is_causal_skip"] = False
-    if "allow_is_bidirectional_skip" in inspect.signature(sdpa_mask).parameters:
+    if "allow_is_bidirectional_skip" in inspect.signature(maker).parameters:
         more["allow_is_bidirectional_skip"] = False
-    seen = sdpa_mask(batch_size, *arguments, mask_function=mask_function, **more)
+    seen: Tensor = maker(batch_size, *arguments, mask_function=mask_function, **more)
     mask = additive(seen, dtype)
     if getattr(config, _PROBING, False):
         setattr(mask, _RULE, learned(mask_function, more.get("local_size")))

@@ -7,7 +7,7 @@ some CPUs idle (measured on AMD: 2.2 times slower). The arithmetic stays the dty
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,11 @@ def pack_linears(backbone: nn.Module) -> int:
 
 def usable() -> bool:
     """Whether this torch has oneDNN's layouts."""
-    return bool(torch.backends.mkldnn.is_available()) and hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    )
+    onednn: Any = torch.backends.mkldnn
+    return bool(onednn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _plain(module: Any) -> bool:
+def _plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(module) is nn.Linear
         and module.weight.device.type == "cpu"

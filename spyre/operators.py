@@ -125,21 +125,23 @@ class Operators:
                 "Attention backend 'operators' takes no bias over pages.", name=self.name
             )
         keys, values, queries = (t.transpose(1, 2).contiguous() for t in (key, value, query))
+        found: Tensor
         plain = not scores.features() and visibility == Visibility(True)
         if plain and fms_operators():
             fms = torch.ops.spyre
             cached = fms.paged_attn_store(keys, values, pages.key, pages.value, batch.slots)
-            found: Tensor = fms.paged_attn_compute(
+            found = fms.paged_attn_compute(
                 queries, *cached, scores.scale, batch.filled, batch.left, batch.tables
             )
             pages.key.copy_(cached[0])
             pages.value.copy_(cached[1])
             return found
         paged_store_(keys, values, pages.key, pages.value, batch.slots)
-        return paged_attention(
+        found = paged_attention(
             queries, pages.key, pages.value, scores.scale, batch.filled, batch.left, batch.tables,
             visibility.causal, visibility.window, scores.softcap, scores.slopes, scores.sinks,
         )  # fmt: skip
+        return found
 
     def packed(
         self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch,

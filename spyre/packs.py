@@ -13,6 +13,9 @@ from headswap.spyre.packing import PackedBatch, Segment
 from headswap.spyre.prepare import Prepared
 from headswap.spyre.rectangles import Ids, end_marks
 
+PACK_TOKENS = 2_048
+"""Tokens a pack; from 512 to 4,096 the speed is the same (measured), the memory is not."""
+
 
 def plan_packs(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Which rows run together: from long to short, in packs of at most `tokens` tokens (a longer

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from headswap.spyre.cache import KVCache, chunks, decode, prefill
+from headswap.spyre.cache import KVCache, PagedBatch, chunks, decode, prefill
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import CapacityError, DeviceError
 from headswap.spyre.hook import keep_cache
@@ -66,7 +67,8 @@ class Paged:
         self.pool = BlockPool(blocks, block_size)
         self.dtype = next(p.dtype for p in made.backbone.parameters() if p.is_floating_point())
         shapes = [layer.cache for _, layer in made.layers]
-        self.cache = KVCache.of(shapes, blocks, block_size, self.dtype)
+        with torch.inference_mode(False):  # plain tensors, whoever made us
+            self.cache = KVCache.of(shapes, blocks, block_size, self.dtype)
         keep_cache(made.layers, self.cache.layers)
         self.shared = 0
 
@@ -164,3 +166,24 @@ class Paged:
     def rows(self) -> int:
         """Sequences that may be live at once."""
         return self.spec.max_decode_batch if self.static is None else self.static[0]
+
+
+def shares(made: Prepared) -> bool:
+    """Whether `run_rows` gives a model's own numbers: it is causal and pools the last token."""
+    spec = made.head_spec
+    return made.causal and spec is not None and spec.pooling == "last" and not spec.compat
+
+
+def run_rows(paged: Paged, rows: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor]]:
+    """Each row's index and what the head gets for it, `[1, hidden]`, one row after the other."""
+    for row, ids in enumerate(rows):
+        paged.check(row, len(ids), 0)
+
+    def run(ids: Tensor, places: Tensor, batch: PagedBatch, last: int) -> Tensor:
+        states: Tensor = paged.made.run(ids, places, batch)[0]
+        return states[:, last]
+
+    for row, ids in enumerate(rows):
+        with paged.held() as live:
+            live.append(paged.admit(row, ids, 0))
+            yield [row], paged.prefill(live[0], run)

@@ -18,6 +18,10 @@ T = TypeVar("T")
 LENGTH_STEP = 64
 """Tokens; lengths are multiples (sendnn-inference: warm-up shapes; spyre-inference: buckets)."""
 
+BUDGET = 2_048
+"""Tokens of a planned run, where nobody says which shapes are wanted (spyre-inference's limit)."""
+LONGEST = 512
+"""Tokens of the longest planned row then."""
 HIDDEN = 768
 """Hidden size that `cost` assumes where the model is not known."""
 
@@ -249,3 +253,14 @@ def _check(shape: Shape, spec: Limits) -> None:
 
 def _break(shape: Shape, what: str, value: int, limit: int) -> None:
     raise ShapeError(f"Shape {shape}: {what}.", shape=shape, value=value, limit=limit)
+
+
+def planned(
+    shapes: Iterable[Shape | tuple[int, int]] | None, spec: Limits, *, compiled: bool
+) -> ShapePlan | None:
+    """A plan of `shapes`; without them the default where graphs are `compiled`, else none."""
+    if shapes is not None:
+        return ShapePlan(shapes, spec)
+    if not compiled:
+        return None
+    return ShapePlan.with_token_budget(ladder_pow2(LONGEST), BUDGET, spec)

@@ -57,8 +57,8 @@ def inspect(
     stack = detect()
     rules = checked(path, device, load) if device is not None and plan.ok else None
     if as_json:
-        found = {} if rules is None else {"rules": rules.to_dict()}
-        print_json({**plan.to_dict(), "device": stack.name.lower(), **found})
+        more = {} if rules is None else {"rules": rules.to_dict()}
+        print_json({**plan.to_dict(), "device": stack.name.lower(), **more})
     else:
         found = "no Spyre compiler found" if stack.name == "NONE" else f"Spyre by {stack.name}"
         say(f"{plan}\n  device     {found if stack.name != 'NONE' else f'CPU ({found})'}")

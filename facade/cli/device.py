@@ -9,7 +9,7 @@ import torch
 
 import headswap
 from headswap.registry.errors import ConversionError
-from headswap.spyre import DIALECTS, Executor, RuleReport
+from headswap.spyre import Executor, RuleReport
 from headswap.spyre.stack import SPECS
 
 LENGTH = 64
@@ -19,10 +19,11 @@ LENGTH = 64
 def checked(path: str, device: str, load: dict[str, Any]) -> RuleReport:
     """What the graphs of the model at `path`, in half precision, break of the rules of `device`
     ("spyre" or "sendnn")."""
-    if device not in DIALECTS:
-        raise ConversionError(f"--device {device}: known are {', '.join(sorted(DIALECTS))}.")
+    spec = next((spec for name, spec in SPECS.items() if name == device), None)
+    if spec is None:
+        raise ConversionError(f"--device {device}: known are {', '.join(sorted(SPECS))}.")
     model = headswap.load(path, **load)
-    executor = Executor(model, backend="checked", rules="record", device=SPECS[device],
+    executor = Executor(model, backend="checked", rules="record", device=spec,
                         shapes=[(1, LENGTH)], dtype=torch.float16).warmup()  # fmt: skip
     report: RuleReport = executor.backend.compiler.report  # type: ignore[union-attr]
     return report

@@ -296,6 +296,35 @@ def test_a_known_prefix_is_shared_and_changes_nothing() -> None:
     assert executor.report()["blocks"]["tokens_shared"] == 256 + 384
 
 
+@pytest.mark.parametrize("chunk", [64, 128])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gpt2"])
+def test_classified_rows_share_their_prefix(kind: str, chunk: int) -> None:
+    model, long = converted(kind), rows((150,))[0]
+    ids = [long[:130] + tail for tail in ([5, 6, 7], [9], [20] * 40)] + [long[:3], long]
+    device = replace(SPYRE, block_size=64, chunk=chunk)
+    executor = Executor(model, backend="eager", device=device, share_prefixes=True, num_blocks=9)
+    want = expected(model, ids)
+    for _ in range(2):
+        torch.testing.assert_close(executor.logits(ids), want, atol=1e-5, rtol=0)
+    assert executor.report()["blocks"]["tokens_shared"] == (3 + 4) * 128
+    pages: Any = executor._paged
+    for block in range(9):  # what no row holds or knows may be anything
+        if block and pages.pool._blocks[block].key is None:
+            for layer in pages.cache.layers:
+                layer.key[block] = layer.value[block] = float("nan")
+                pages.pool._stale.append(block)
+    torch.testing.assert_close(executor.logits(ids), want, atol=1e-5, rtol=0)
+
+
+def test_prefixes_are_not_shared_where_that_would_be_wrong() -> None:
+    for model in (converted("bert"), headswap.as_seq_cls_model(
+            causal("llama"), num_labels=2, pooling="mean").eval()):  # fmt: skip
+        executor = Executor(model, backend="eager", share_prefixes=True)
+        assert executor.report()["shares_prefixes"] is False
+        ids = rows((5, 9))
+        torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+
+
 def test_few_blocks_make_prompts_wait_and_too_few_are_refused_before_any_work() -> None:
     model = causal("qwen3")
     prompts = rows((60, 20, 70, 10))
