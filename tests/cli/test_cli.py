@@ -48,6 +48,18 @@ def test_inspect_says_what_would_be_done(causal: Path) -> None:
     assert plan["device"] == "none"
 
 
+def test_inspect_checks_the_graphs_against_a_stacks_rules(classifier: Path) -> None:
+    found = headswap("inspect", classifier, "--device", "spyre", "--json")
+    assert found.returncode == 0, found.stderr
+    broken = {f["rule"] for f in json.loads(found.stdout)["rules"]["findings"]}
+    assert {"R4", "R9"} <= broken  # heads of 8, and halves of them
+    printed = headswap("inspect", classifier, "--device", "sendnn").stdout
+    assert "rules      sendnn" in printed
+    wrong = headswap("inspect", classifier, "--device", "cuda")
+    assert wrong.returncode == 3
+    assert "known are sendnn, spyre" in wrong.stderr
+
+
 def test_inspect_fails_where_loading_would(causal: Path) -> None:
     found = headswap("inspect", causal)
     assert found.returncode == 1
