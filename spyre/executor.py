@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headswap.spyre.backends import ATTENTION, Mode, refuse_unsupported
+from headswap.spyre.backends import ATTENTION
+from headswap.spyre.choosing import choose_attention, has_kernel
 from headswap.spyre.compiling import Guarded, compile_layers, explained
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import DeviceError
@@ -31,8 +32,9 @@ from headswap.spyre.given import (
 from headswap.spyre.hook import install
 from headswap.spyre.linears import lay_out
 from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
+from headswap.spyre.padding import pad_to_sticks
 from headswap.spyre.paging import Paged, blocks_together, run_rows, shares
-from headswap.spyre.prepare import prepare
+from headswap.spyre.prepare import cast, prepare
 from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
 from headswap.spyre.shapes import Shape, planned
@@ -60,6 +62,9 @@ class Executor:
                from earlier rows is not computed again. For causal models that pool the last token;
                with others it is off, as `report()` says
 
+    pad_weights
+               pad heads and feed-forwards to whole sticks for "checked" and "spyre", with zeros
+
     The model is not changed: an executor works on a copy around its weights; threads take turns.
     """
 
@@ -76,12 +81,19 @@ class Executor:
         block_size: int | None = None,
         num_blocks: int | None = None,
         share_prefixes: bool = False,
+        pad_weights: bool = True,
     ) -> None:
         self.backend = choose(backend, device, rules)
         self.plan = planned(shapes, self.backend.spec, compiled=self.backend.compiler is not None)
         self.model = model
-        self.prepared = prepare(model, dtype)
-        self.attention = self._choose(attention)
+        self.prepared = prepare(model)
+        self.attention, self.packs = choose_attention(
+            self.prepared, attention, planned=self.plan is not None,
+            fused=self.backend.name in ("eager", "inductor"),
+        )  # fmt: skip
+        if pad_weights and self.backend.name in ("checked", "spyre"):
+            pad_to_sticks(self.prepared, self.backend.spec.stick)
+        cast(self.prepared, dtype)
         if self.backend.compiler is None:
             lay_out(self.prepared)
         self._compiler: Guarded | None = None
@@ -96,28 +108,6 @@ class Executor:
         self._lock = threading.RLock()
         self._paged: Paged | None = None
         self.ready = self._compiler is None
-
-    def _choose(self, name: str) -> str:
-        """The attention backend by name, put to work; refused where a layer wants more of it."""
-        made = self.prepared
-        self.packs = self.plan is None and made.hooked
-        if name == "auto":
-            # A card's compiler drops the mask of torch's own kernel: it gets plain operators.
-            able = self.backend.name in ("eager", "inductor") and self._fused()
-            name = "packed" if self.packs else "sdpa" if able else "native"
-        backend = ATTENTION.get(name)
-        self.packs = self.packs and "packed" in backend.modes
-        if self.plan is not None and not made.padded:
-            raise DeviceError(
-                f"{type(made.model).__name__} gives other numbers for a text with pads behind it, "
-                "so it cannot run in rectangles. backend='eager' without shapes= runs texts of "
-                "one length together."
-            )
-        if made.layers:
-            mode: Mode = "packed" if self.packs else "padded"
-            refuse_unsupported(backend, mode, made.features, type(made.model).__name__)
-            install(made.backbone, name)
-        return name
 
     # -- what users call --------------------------------------------------------------------------
 
@@ -218,11 +208,7 @@ class Executor:
 
     def _for_pages(self) -> None:
         if "paged" not in ATTENTION.get(self.attention).modes:
-            install(self.prepared.backbone, "sdpa" if self._fused() else "native")
-
-    def _fused(self) -> bool:
-        """Whether torch's kernel has what every layer wants."""
-        return self.prepared.features <= ATTENTION.get("sdpa").features
+            install(self.prepared.backbone, "sdpa" if has_kernel(self.prepared) else "native")
 
     def _each(
         self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor]

@@ -68,11 +68,11 @@ def padded_batch(rows: list[Tensor], pad: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def same(found: Tensor, own: Tensor) -> bool:
-    """Whether two tensors are the same numbers up to rounding."""
+def same(found: Tensor, own: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether two tensors are the same numbers up to rounding in `dtype` (default: their own)."""
     if found.shape != own.shape:
         return False
-    limit = TOLERANCES.get(own.dtype, 1e-4) * max(float(own.abs().max()), 1e-6)
+    limit = TOLERANCES.get(dtype or own.dtype, 1e-4) * max(float(own.abs().max()), 1e-6)
     return bool((found.float() - own.float()).abs().max() <= limit)
 
 
@@ -145,6 +145,14 @@ def _pools_alike(made: Prepared, alone: list[Any]) -> bool:
     except FAILURES:
         return False
     return same(found, torch.cat([each.pooler_output for each in alone]))
+
+
+@torch.no_grad()
+def numbers(model: Any, rows: list[Tensor], pad: int) -> Tensor:
+    """What `model` gives for each row alone, one behind the other: results, or a causal language
+    model's logits."""
+    found = [_results(model, padded_batch([row], pad)) for row in rows]
+    return torch.cat([each.flatten(0, -2) for each in found])
 
 
 def _padded_alike(plain: Any, rows: list[Tensor], pad: int) -> bool:

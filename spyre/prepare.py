@@ -140,7 +140,7 @@ def backbone_of(model: Any) -> nn.Module:
     return found
 
 
-def prepare(model: Any, dtype: torch.dtype | None = None) -> Prepared:
+def prepare(model: Any) -> Prepared:
     """`model` (one of ours, or a causal language model) ready for an executor.
 
     Raises `DeviceError` for anything else.
@@ -157,7 +157,12 @@ def prepare(model: Any, dtype: torch.dtype | None = None) -> Prepared:
     made = Prepared(copy, names)
     made.reports.append(PassReport("copy", "modules and configs of its own, the same tensors"))
     learn(made, shared_copy(model).eval())
+    return made
+
+
+def cast(made: Prepared, dtype: torch.dtype | None) -> None:
+    """Put the backbone in `dtype` (None: as it is); a head stays in fp32. After padding, which is
+    compared in the model's own precision."""
     if dtype is not None:
         made.backbone.to(dtype)
         made.reports.append(PassReport("dtype", f"backbone in {dtype}, head in float32"))
-    return made

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from spyre_models import FAMILIES, MAJOR, converted, expected
+from spyre_models import FAMILIES, MAJOR, causal, converted, expected, greedy
 from tiny_models import rows
 
 from headswap.spyre.errors import CompileError, RuleError, RuleWarning
@@ -64,7 +64,7 @@ def test_a_checked_model_gives_its_own_numbers(kind: str) -> None:
 
 def test_findings_raise_warn_or_are_kept() -> None:
     strict = Executor(converted("llama"), backend="checked", shapes=[(1, 64)])
-    with pytest.raises(RuleError, match="breaks rules of spyre"):
+    with pytest.raises(RuleError, match="breaks rules of spyre"):  # fp32 products
         strict.warmup()
     with pytest.warns(RuleWarning):
         Executor(converted("llama"), backend="checked", rules="warn", shapes=[(1, 64)]).warmup()
@@ -78,3 +78,30 @@ def test_heads_of_128_rotate_whole_sticks() -> None:
                      num_key_value_heads=1, head_dim=128)  # fmt: skip
     executor = Executor(wide, backend="checked", shapes=[(1, 64)], dtype=torch.float16).warmup()
     assert "R9" not in found(executor)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_weights_padded_to_sticks_give_the_models_own_numbers(kind: str) -> None:
+    more = {} if kind == "opt" else {"intermediate_size": 72}
+    model_, ids = converted(kind, **more), rows((5, 61, 90))
+    executor = Executor(model_, backend="checked", rules="record", shapes=[(2, 64), (1, 128)])
+    if MAJOR == 4 and kind == "gpt_oss":
+        return
+    torch.testing.assert_close(executor.logits(ids), expected(model_, ids), atol=1e-5, rtol=0)
+    passes = executor.report()["passes"]
+    plain = ("llama", "qwen2", "mistral", "gemma2", "granite")
+    assert passes.get("heads") == ("8 to 128" if kind in plain else passes.get("heads"))
+    if kind in plain:
+        assert passes["intermediate"] == "72 to 128 in 2 layers"
+        assert not {"R4", "R9"} & set(found(executor))
+    kept = Executor(model_, backend="checked", rules="record", shapes=[(1, 64)], pad_weights=False)
+    assert "heads" not in kept.report()["passes"]
+    assert next(model_.parameters()).shape == next(kept.model.parameters()).shape
+
+
+def test_padded_heads_have_padded_pages() -> None:
+    model_, prompts = causal("llama"), rows((20, 3))
+    executor = Executor(model_, backend="checked", rules="record", block_size=64, num_blocks=9,
+                        shapes=[(2, 192)]).warmup()  # fmt: skip
+    assert executor.report()["passes"]["heads"] == "8 to 128"
+    assert executor.generate(prompts, 6) == greedy(model_, prompts, 6)
