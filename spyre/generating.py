@@ -91,7 +91,7 @@ def _join(
     """Take in as many waiting prompts as there is room for, and run them."""
     while waiting and len(live) < paged.rows:
         row, prompt = waiting[-1]
-        if not paged.fits(prompt, new):
+        if not paged.fits(prompt, new, live):
             return
         waiting.pop()
         sequence = paged.admit(row, prompt, new)

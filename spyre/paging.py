@@ -113,9 +113,15 @@ class Paged:
         if not sequence.lease.ended:
             self.pool.release(sequence.lease)
 
-    def fits(self, ids: Sequence[int], new: int) -> bool:
-        """Whether `admit` would succeed now."""
-        return self.pool.can_admit(ids, new)
+    def fits(self, ids: Sequence[int], new: int, live: Sequence[Stored] = ()) -> bool:
+        """Whether `admit` would succeed now, beside `live`.
+
+        All rows of a step count as long as the longest, and together they may not pass the device's
+        volume (sendnn-inference asserts it at every step).
+        """
+        longest = max([len(ids) + new, *(sequence.lease.tokens for sequence in live)])
+        volume = (len(live) + 1) * round_up(longest)
+        return volume <= self.spec.max_volume and self.pool.can_admit(ids, new)
 
     @contextmanager
     def held(self) -> Iterator[list[Stored]]:

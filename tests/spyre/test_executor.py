@@ -296,6 +296,50 @@ def test_a_known_prefix_is_shared_and_changes_nothing() -> None:
     assert executor.report()["blocks"]["tokens_shared"] == 256 + 384
 
 
+def test_rows_together_stay_within_the_devices_volume() -> None:
+    prompts = rows((60, 20, 50, 10))
+    executor = small(max_volume=256)  # two rows of 128
+    most: list[int] = []
+    pages: Any = executor._pages(prompts, 8)
+    step = pages.step
+    pages.step = lambda live, run: most.append(len(live)) or step(live, run)
+    assert executor.generate(prompts, 8) == greedy(causal("qwen3"), prompts, 8)
+    assert max(most) == 2
+
+
+def test_what_stands_on_pads_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = converted("bert"), rows((5, 30))
+    executor = Executor(model, backend="eager", shapes=[(4, 64)])
+    before = executor.logits(ids)
+    monkeypatch.setattr(type(executor.prepared), "pad", 77)
+    torch.testing.assert_close(executor.logits(ids), before, atol=1e-6, rtol=0)
+    with torch.no_grad():  # states on pads a hundred times as large
+        model.backbone.embeddings.word_embeddings.weight[77] *= 100
+    try:
+        again = Executor(model, backend="eager", shapes=[(4, 64)])
+        torch.testing.assert_close(again.logits(ids), before, atol=1e-5, rtol=0)
+    finally:
+        with torch.no_grad():
+            model.backbone.embeddings.word_embeddings.weight[77] /= 100
+
+
+def test_large_ids_keep_their_value() -> None:
+    model = converted("bert", vocab_size=70_001, hidden_size=8, num_attention_heads=2)
+    ids = [[70_000, 5], [69_999, 5], [4_464, 5]]  # the last is 70,000 in 16 bits
+    for given in ({}, {"shapes": [(4, 64)]}):
+        found = Executor(model, backend="eager", **given).logits(ids)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("chunk", [256, 512])
+def test_neither_blocks_nor_chunks_change_a_number(size: int, chunk: int) -> None:
+    model, ids = converted("mistral"), rows((130, 5, 64, 190))
+    device = replace(SPYRE, block_size=size, chunk=chunk)
+    executor = Executor(model, backend="eager", device=device, share_prefixes=True)
+    torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("chunk", [64, 128])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gpt2"])
 def test_classified_rows_share_their_prefix(kind: str, chunk: int) -> None:
