@@ -202,6 +202,9 @@ def attend(
         pages: Any = module.headswap_pages
         return backend.paged(query, key, value, pages, headswap_batch, visibility, scores), None
     if isinstance(headswap_batch, PackedBatch):
+        last = headswap_batch.last
+        if last is not None and last.now:
+            return last.attend(query, key, value, headswap_batch, visibility, scores), None
         return backend.packed(query, key, value, headswap_batch, visibility, scores), None
     raise AttentionError(f"Attention was given a batch of type {type(headswap_batch).__name__}.")
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from headswap.registry.errors import HeadswapError
+from headswap.spyre.compiling import outer_layers
 from headswap.spyre.hook import BATCH, implementations, install, probe, remember, restore
-from headswap.spyre.packing import PackedBatch, Segment
+from headswap.spyre.packs import pooled_places, run_texts
 from headswap.spyre.prepare import PassReport, Prepared, backbone_of
+from headswap.spyre.pruning import LastRows, prune_last_layer
 
 LENGTHS = (9, 2, 5)
 """Tokens of the rows that are run."""
@@ -119,21 +121,32 @@ def _learn_packs(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
     for offset in (0, *(() if not isinstance(pad, int) else (pad + 1,))):
         made.offset = offset
         try:
-            found = _packed(made, rows)
+            found = run_texts(made, rows)[0]
         except FAILURES:  # a table without such a position; a layer that packs do not fit
             continue
         if same(found, own):
             made.packable = _pools_alike(made, alone)
+            if made.packable and made.head_spec is not None:
+                _learn_pruning(made, rows, alone)
             return
     made.offset = 0
 
 
-def _packed(made: Prepared, rows: list[Tensor]) -> Tensor:
-    ends = torch.tensor([len(row) for row in rows]).cumsum(0).tolist()
-    batch = PackedBatch(tuple(map(Segment, [0, *ends[:-1]], ends)), ends[-1])
-    places = torch.cat([made.positions(row) for row in rows])[None]
-    found: Tensor = made.run(torch.cat(rows)[None], places, batch)[0][0]
-    return found
+def _learn_pruning(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
+    """Whether the last layer gives the same for two rows of a text as for all of them."""
+    layers = outer_layers(made.backbone)
+    before = layers[-1].forward
+    prune_last_layer(made.backbone)
+    try:
+        for pooling, place in (("first", 0), ("last", -1)):
+            index = pooled_places(rows, pooling, ())
+            found = run_texts(made, rows, None, LastRows(index))[0]
+            own = torch.stack([each[0][0, place] for each in alone])
+            if not same(found, own):
+                raise ValueError(pooling)
+        made.prunes = True
+    except FAILURES:
+        layers[-1].forward = before
 
 
 def _pools_alike(made: Prepared, alone: list[Any]) -> bool:

@@ -12,18 +12,33 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from headswap.spyre.learning import FAILURES, numbers, probe_rows, same
 from headswap.spyre.prepare import PassReport, Prepared
 
+Replaced = tuple[nn.Module, str, nn.Module]
 LAID_OUT_FOR = 256
 """Tokens that the layout is chosen for; other counts run as well."""
 
 
 def lay_out(made: Prepared) -> None:
     """Pack what runs in the backbone's dtype: of a classifier the backbone, of a causal language
-    model all of it. A classifier's head runs in fp32 and stays."""
+    model all of it. A classifier's head runs in fp32 and stays. Where the model then gives other
+    numbers, or needs a weight itself, nothing is packed.
+    """
     whole = made.backbone if made.head_spec is not None else made.model
-    said = f"{pack_linears(whole)} weights in oneDNN's layout"
-    made.reports.append(PassReport("linears", said))
+    rows = probe_rows(made.model.config)
+    replaced: list[Replaced] = []
+    try:
+        before = numbers(made.model, rows, made.pad)
+        replaced = pack_linears(whole)
+        kept = same(numbers(made.model, rows, made.pad), before, made.dtype)
+    except FAILURES:
+        kept = False
+    if not kept:
+        for module, name, child in replaced:
+            setattr(module, name, child)
+    count = len({id(child) for _, _, child in replaced}) if kept else 0
+    made.reports.append(PassReport("linears", f"{count} weights in oneDNN's layout"))
 
 
 class PackedLinear(nn.Module):
@@ -34,7 +49,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAID_OUT_FOR)
         self.bias = None if bias is None else bias.detach()
-        self.dtype = weight.dtype
+        self.weight = weight.new_empty(0)  # some classes ask for its dtype; there is no more to it
 
     def forward(self, states: Tensor) -> Tensor:
         """`[..., in_features]` -> `[..., out_features]`."""
@@ -44,19 +59,21 @@ class PackedLinear(nn.Module):
         return found
 
 
-def pack_linears(backbone: nn.Module) -> int:
+def pack_linears(backbone: nn.Module) -> list[Replaced]:
     """Replace every plain `nn.Linear` of `backbone` (a copy that nobody trains) by a packed one;
-    returns how many. Layers with hooks, adapters or other weights stay."""
+    returns where, and what stood there. Layers with hooks, adapters or other weights stay."""
     if not usable():
-        return 0
+        return []
     made: dict[int, PackedLinear] = {}
+    replaced: list[Replaced] = []
     for module in list(backbone.modules()):
         for name, child in list(module.named_children()):
             if _plain(child):
                 if id(child) not in made:
                     made[id(child)] = PackedLinear(child.weight, child.bias)
                 setattr(module, name, made[id(child)])
-    return len(made)
+                replaced.append((module, name, child))
+    return replaced
 
 
 def usable() -> bool:

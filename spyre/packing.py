@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +30,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """`segments` of a row of `total` tokens, and the masks that they need by shape."""
+    """`segments` of a row of `total` tokens, and the masks that they need by shape; `last` says for
+    which rows the last layer is wanted (`pruning.LastRows`; None: all)."""
 
     segments: tuple[Segment, ...]
     total: int
+    last: Any = None
     _seen: dict[tuple[int, int, int, bool, int | None], Tensor | None] = field(default_factory=dict)
 
     def seen(self, queries: int, before: int, visibility: Visibility) -> Tensor | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from headswap.registry.errors import InputError
 from headswap.spyre.packing import PackedBatch, Segment
 from headswap.spyre.prepare import Prepared
+from headswap.spyre.pruning import LastRows
 from headswap.spyre.rectangles import Ids, end_marks
 
 PACK_TOKENS = 2_048
@@ -35,31 +36,39 @@ def plan_packs(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def run_pack(made: Prepared, rows: Sequence[Ids], segments: Sequence[Ids] | None) -> Tensor:
     """What the head gets for `rows`, run as one pack: `[rows, hidden]`."""
     texts = [torch.tensor(row) for row in rows]
-    ends = torch.tensor([len(row) for row in rows]).cumsum(0).tolist()
-    batch = PackedBatch(tuple(map(Segment, [0, *ends[:-1]], ends)), ends[-1])
-    ids = torch.cat(texts)[None]
-    places = torch.cat([made.positions(text) for text in texts])[None]
     own = None if segments is None else torch.tensor([[s for row in segments for s in row]])
-    states = made.run(ids, places, batch, own)[0][0]
-    return _pooled(made, states, batch, texts)
-
-
-def _pooled(made: Prepared, states: Tensor, batch: PackedBatch, texts: list[Tensor]) -> Tensor:
-    """Rows `[texts, hidden]` out of `states` `[tokens, hidden]`."""
-    pooling = made.model.head_spec.pooling
-    if pooling == "mean":  # in fp32: a sum in fp16 loses its last digits
+    pooling = made.head_spec.pooling
+    marks = end_marks(made) if pooling == "eos" else ()
+    index = None if pooling == "mean" else pooled_places(texts, pooling, marks)
+    last = LastRows(index) if made.prunes and index is not None else None
+    states, batch = run_texts(made, texts, own, last)
+    if index is None:  # the mean, in fp32: a sum in fp16 loses its last digits
         parts = [states[s.start : s.end].float().mean(dim=0) for s in batch.segments]
         return torch.stack(parts)
-    if pooling in ("first", "pooler"):
-        index = torch.tensor([segment.start for segment in batch.segments])
-        rows = states.index_select(0, index)
-        return made.pooler(rows) if pooling == "pooler" else rows
-    last = [segment.end - 1 for segment in batch.segments]
-    if pooling == "eos":
-        marks = end_marks(made)
-        last = [s.start + _last_mark(i, text, marks)
-                for i, (s, text) in enumerate(zip(batch.segments, texts, strict=True))]  # fmt: skip
-    return states.index_select(0, torch.tensor(last))
+    found = states if last is not None else states.index_select(0, index)
+    return made.pooler(found) if pooling == "pooler" else found
+
+
+def run_texts(
+    made: Prepared, texts: Sequence[Tensor], segments: Tensor | None = None,
+    last: LastRows | None = None,
+) -> tuple[Tensor, PackedBatch]:  # fmt: skip
+    """The states `[tokens, hidden]` of `texts` (of the `last` rows alone), run as one pack."""
+    ends = torch.tensor([len(text) for text in texts]).cumsum(0).tolist()
+    batch = PackedBatch(tuple(map(Segment, [0, *ends[:-1]], ends)), ends[-1], last)
+    places = torch.cat([made.positions(text) for text in texts])[None]
+    found: Tensor = made.run(torch.cat(list(texts))[None], places, batch, segments)[0][0]
+    return found, batch
+
+
+def pooled_places(texts: Sequence[Tensor], pooling: str, marks: tuple[int, ...]) -> Tensor:
+    """Where the pooled token of each text stands in the pack, int64 `[texts]`."""
+    found, start = [], 0
+    for row, text in enumerate(texts):
+        own = 0 if pooling in ("first", "pooler") else len(text) - 1
+        found.append(start + (_last_mark(row, text, marks) if pooling == "eos" else own))
+        start += len(text)
+    return torch.tensor(found)
 
 
 def _last_mark(row: int, text: Tensor, marks: tuple[int, ...]) -> int:

@@ -35,8 +35,7 @@ def pad_to_sticks(made: Prepared, stick: int) -> None:
     for padded in (pad_intermediate(made, stick), pad_heads(made, stick)):
         if padded is not None:
             made.reports.append(padded)
-    dtype = next(made.backbone.parameters()).dtype
-    if not same(numbers(made.model, rows, made.pad), before, dtype):
+    if not same(numbers(made.model, rows, made.pad), before, made.dtype):
         raise DeviceError(
             f"Padding the weights of {type(made.model).__name__} to whole sticks changed its "
             "numbers; this is a defect of headswap. Pass pad_weights=False."

@@ -65,7 +65,7 @@ class Paged:
         self.chunk = max(block_size, min(spec.chunk, self.context) // block_size * block_size)
         blocks = num_blocks or 1 + -(-DEFAULT_TOKENS // block_size)
         self.pool = BlockPool(blocks, block_size)
-        self.dtype = next(p.dtype for p in made.backbone.parameters() if p.is_floating_point())
+        self.dtype = made.dtype
         shapes = [layer.cache for _, layer in made.layers]
         with torch.inference_mode(False):  # plain tensors, whoever made us
             self.cache = KVCache.of(shapes, blocks, block_size, self.dtype)

@@ -42,6 +42,7 @@ class Prepared:
     offset     what is added to a token's position for the backbone's `position_ids` (RoBERTa's
                begin behind the pad id)
     packable   texts may stand one behind the other in one row
+    prunes     the last layer may run for the pooled rows alone
     padded     pads behind a text leave its states as they are
     """
 
@@ -50,6 +51,7 @@ class Prepared:
     layers: list[tuple[nn.Module, Layer]] = field(default_factory=list)
     offset: int = 0
     packable: bool = False
+    prunes: bool = False
     padded: bool = True
     reports: list[PassReport] = field(default_factory=list)
 
@@ -57,6 +59,11 @@ class Prepared:
     def backbone(self) -> nn.Module:
         """The copy's module that turns ids into states."""
         return backbone_of(self.model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The backbone's."""
+        return next(p.dtype for p in self.backbone.parameters() if p.is_floating_point())
 
     @property
     def head_spec(self) -> Any:
