@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from headswap.spyre.backends import ATTENTION, Mode, refuse_unsupported
-from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import install
 from headswap.spyre.prepare import Prepared
 
@@ -14,19 +13,13 @@ def choose_attention(made: Prepared, name: str, *, planned: bool, fused: bool) -
 
     `planned`: rows run in given rectangles. `fused`: torch's own kernel may be used, of which a
     card's compiler drops the mask. Raises `AttentionError` where a layer wants more than the
-    backend has, `DeviceError` for rectangles that would change the numbers.
+    backend has.
     """
     packs = not planned and made.hooked
     if name == "auto":
         name = "packed" if packs else "sdpa" if fused and has_kernel(made) else "native"
     backend = ATTENTION.get(name)
     packs = packs and "packed" in backend.modes
-    if planned and not made.padded:
-        raise DeviceError(
-            f"{type(made.model).__name__} gives other numbers for a text with pads behind it, so "
-            "it cannot run in rectangles. backend='eager' without shapes= runs texts of one "
-            "length together."
-        )
     if made.layers:
         mode: Mode = "packed" if packs else "padded"
         refuse_unsupported(backend, mode, made.features, type(made.model).__name__)

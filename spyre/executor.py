@@ -20,14 +20,16 @@ from headswap.spyre.choosing import choose_attention, has_kernel
 from headswap.spyre.compiling import Guarded, compile_layers, explained
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import DeviceError
-from headswap.spyre.generating import generate
+from headswap.spyre.generating import end_ids, generate
 from headswap.spyre.given import (
     buckets,
     checked_rows,
     chosen,
     distinct,
     harmless_id,
+    most_together,
     refuse_non_finite,
+    refuse_plan,
 )
 from headswap.spyre.hook import install
 from headswap.spyre.linears import lay_out
@@ -35,7 +37,7 @@ from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
 from headswap.spyre.padding import pad_to_sticks
 from headswap.spyre.paging import Paged, blocks_together, run_rows, shares
 from headswap.spyre.prepare import cast, prepare
-from headswap.spyre.rectangles import Ids, end_marks, run_rectangle
+from headswap.spyre.rectangles import Ids, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
 from headswap.spyre.shapes import Shape, planned
 from headswap.spyre.stack import choose
@@ -52,7 +54,8 @@ class Executor:
                lengths 64 to 512 in powers of two. On eager without shapes nothing is padded
     rules      what `checked` does with a finding: "raise", "warn" or "record"
     device     the card's limits; default by backend
-    dtype      of the backbone (default: as it is); the head always runs in fp32
+    dtype      of the backbone (default: as it is), or of all of a causal language model; a
+               classifier's head always runs in fp32
     block_size, num_blocks
                of the paged cache, in tokens and in blocks with the reserved one (default: the
                device's size; where shapes are free as many blocks as a call needs, else room for
@@ -66,6 +69,7 @@ class Executor:
                pad heads and feed-forwards to whole sticks for "checked" and "spyre", with zeros
 
     The model is not changed: an executor works on a copy around its weights; threads take turns.
+    Weights that change later (training, load_state_dict) are refused: make a new executor.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class Executor:
         self.plan = planned(shapes, self.backend.spec, compiled=self.backend.compiler is not None)
         self.model = model
         self.prepared = prepare(model)
+        if self.plan is not None:
+            refuse_plan(self.prepared, self.plan.longest)
         self.attention, self.packs = choose_attention(
             self.prepared, attention, planned=self.plan is not None,
             fused=self.backend.name in ("eager", "inductor"),
@@ -167,14 +173,14 @@ class Executor:
         = None,
     ) -> list[list[int]]:  # fmt: skip
         """The ids that follow each prompt by greedy decoding over the paged cache, at most
-        `max_new_tokens` and up to an end mark (default: the config's), which is kept.
+        `max_new_tokens` and up to an end mark (default: the generation config's, else the
+        config's), which is kept.
 
         Needs a causal language model. Raises `CapacityError` with both numbers, before any work,
         for a prompt that could never fit; blocks are given back whatever happens.
         """
-        rows, _ = checked_rows(self.prepared, prompts)
-        ends = end_marks(self.prepared) if eos_token_id is None else eos_token_id
-        marks = frozenset((ends,) if isinstance(ends, int) else ends)
+        rows, _ = checked_rows(self.prepared, prompts, new=max_new_tokens)
+        marks = end_ids(self.prepared, eos_token_id)
         with self._lock:
             self.warmup()
             return self._generate(rows, max_new_tokens, marks)
@@ -246,7 +252,7 @@ class Executor:
             for run in self.plan.fit(lengths).runs:
                 yield run.rows, self._rectangle(*chosen(rows, kinds, run.rows), run.shape)
         elif self.packs:
-            for pack in plan_packs(lengths, PACK_TOKENS):
+            for pack in plan_packs(lengths, most_together(self.prepared, PACK_TOKENS)):
                 self._note(Shape(1, sum(lengths[row] for row in pack)), "packs")
                 yield pack, run_pack(self.prepared, *chosen(rows, kinds, pack))
         else:

@@ -15,6 +15,21 @@ from headswap.spyre.cache import PagedBatch
 from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import BATCH, TOLD
 from headswap.spyre.paging import Paged, Stored
+from headswap.spyre.prepare import Prepared
+from headswap.spyre.rectangles import end_marks
+
+
+def end_ids(made: Prepared, given: Any = None) -> frozenset[int]:
+    """The ids that end a generated text: those `given` (one or several), else the generation
+    config's, as transformers reads them, else the config's."""
+    ends = given
+    if ends is None:
+        ends = getattr(getattr(made.model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = end_marks(made)
+    ends = ends.tolist() if hasattr(ends, "tolist") else ends
+    return frozenset((ends,) if isinstance(ends, int) else map(int, ends))
+
 
 Run = Callable[[Tensor, Tensor, PagedBatch, int], Tensor]
 

@@ -8,42 +8,87 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headswap.spyre.errors import NonFiniteError, ShapeError
+from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
 from headswap.spyre.prepare import Prepared
 
 TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 """How transformers' families call their tables of learned positions."""
 
 
-def checked_rows(made: Prepared, ids: Any, segments: Any = None) -> tuple[Any, Any]:
+def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -> tuple[Any, Any]:
     """Rows of ids, and their segments, as lists.
 
     Raises `ShapeError` naming the row for one that is empty, holds something else than whole
-    numbers, or is longer than the model's table of positions.
+    numbers, or is longer, with `new` tokens, than the model's table of positions.
     """
+    if made.weights is not None:
+        made.weights.refuse_change()
     rows = [_row(each, i) for i, each in enumerate(ids)]
     kinds = None if segments is None else [_row(each, i) for i, each in enumerate(segments)]
     if kinds is not None and [*map(len, kinds)] != [*map(len, rows)]:
         raise ShapeError("token_type_ids and ids differ in their lengths.", rows=())
+    _refuse_unknown("id", rows, _known(made))
+    if kinds is not None and made.segments:
+        size = getattr(made.backbone.config, "type_vocab_size", None)
+        _refuse_unknown("token_type_id", kinds, size)
     empty = tuple(i for i, row in enumerate(rows) if not row)
     if empty:
         raise ShapeError(f"Row {empty[0]} has no token.", rows=empty, value=0, limit=1)
     limit = positions_of(made)
-    over = tuple(i for i, row in enumerate(rows) if limit is not None and len(row) > limit)
+    over = tuple(i for i, row in enumerate(rows) if limit is not None and len(row) + new > limit)
     if over:
-        found = len(rows[over[0]])
+        found = len(rows[over[0]]) + new
         raise ShapeError(
-            f"Row {over[0]} has {found} tokens; the model takes {limit}.",
+            f"Row {over[0]} has {found} tokens{' with the new ones' * bool(new)}; the model takes "
+            f"{limit}.",
             rows=over, value=found, limit=limit,
+        )  # fmt: skip
+    most = alike_up_to(made, "dynamic")
+    over = tuple(i for i, row in enumerate(rows) if most is not None and len(row) + new > most)
+    if over:
+        found = len(rows[over[0]]) + new
+        raise ShapeError(
+            f"Row {over[0]} has {found} tokens{' with the new ones' * bool(new)}. Dynamic RoPE "
+            f"changes every number beyond {most} tokens by the longest text that ran before, so no "
+            "row has numbers of its own there. Cut it, or set another rope_type.",
+            rows=over, value=found, limit=most,
         )  # fmt: skip
     return rows, kinds
 
 
 def _row(ids: Any, row: int) -> list[int]:
-    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if not isinstance(ids, Sequence):
+        raise ShapeError(
+            f"Row {row} is {ids!r} and no row of ids. Give a list of rows, also for a single one: "
+            "[[5, 6, 7]].", rows=(row,),
+        )  # fmt: skip
+    values = list(ids)
     if not all(type(value) is int for value in values):
         raise ShapeError(f"Row {row} holds something else than whole numbers.", rows=(row,))
     return values
+
+
+def _refuse_unknown(what: str, rows: list[list[int]], size: int | None) -> None:
+    """Raise `ShapeError` naming the row with an id that a table of `size` has no vector for."""
+    for row, values in enumerate(rows):
+        if size is None or not values or (min(values) >= 0 and max(values) < size):
+            continue
+        bad = min(values) if min(values) < 0 else max(values)
+        raise ShapeError(
+            f"Row {row} holds the {what} {bad}; the model knows 0 to {size - 1}.",
+            rows=(row,), value=bad, limit=size,
+        )  # fmt: skip
+
+
+def _known(made: Prepared) -> int | None:
+    """Ids that the backbone's embedding has vectors for, where that is a plain table."""
+    try:
+        table = made.backbone.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):  # CANINE hashes any number
+        return None
+    return table.num_embeddings if type(table) is nn.Embedding else None
 
 
 def distinct(rows: Any, kinds: Any) -> tuple[list[int], list[int]]:
@@ -99,6 +144,57 @@ def positions_of(made: Prepared) -> int | None:
         and not any(part in name for part in ("vision", "visual", "image", "audio"))
     ]
     return min(sizes, default=None)
+
+
+def alike_up_to(made: Prepared, *kinds: str) -> int | None:
+    """Tokens up to which RoPE turns a text as it does alone, whatever runs beside it; None where
+    length does not matter. Of the given kinds: "longrope" picks its frequencies, and "dynamic"
+    computes and keeps them, by the largest position of a whole run
+    (transformers, `dynamic_rope_update`)."""
+    sizes: list[int] = []
+    for module in made.backbone.modules():
+        found: Any = getattr(module, "rope_type", None)
+        names = found.values() if isinstance(found, dict) else (found,)
+        if any(isinstance(name, str) and kind in name for name in names for kind in kinds):
+            sizes += _original(getattr(module, "config", None))
+            sizes.append(getattr(module, "original_max_seq_len", None) or sizes[-1])
+    return min(sizes, default=None)
+
+
+def most_together(made: Prepared, tokens: int) -> int:
+    """`tokens` of a pack, or fewer: a row that RoPE turns by its length runs alone."""
+    return min(tokens, alike_up_to(made, "longrope") or tokens)
+
+
+def refuse_plan(made: Prepared, longest: int) -> None:
+    """Raise `DeviceError` for a model that cannot run in rectangles of `longest` tokens."""
+    name, table = type(made.model).__name__, positions_of(made)
+    if not made.padded:
+        raise DeviceError(
+            f"{name} gives other numbers for a text with pads behind it, "
+            "so it cannot run in rectangles. backend='eager' without shapes= runs texts of "
+            "one length together."
+        )
+    if not made.hooked and table is not None and longest > table:
+        raise DeviceError(
+            f"A shape of {longest} tokens is planned, and {name} has positions for {table}, which "
+            "pads take too. Plan shorter shapes.", value=longest, limit=table,
+        )  # fmt: skip
+    most = alike_up_to(made, "longrope", "dynamic")
+    if most is not None and longest > most:
+        raise DeviceError(
+            f"A shape of {longest} tokens is planned. Beyond {most} tokens {name}'s RoPE turns all "
+            "rows of a run by the longest one. Plan shorter shapes, or none on backend='eager'.",
+            value=longest, limit=most,
+        )  # fmt: skip
+
+
+def _original(config: Any) -> list[int]:
+    """What a config calls the length before scaling; 5 keeps it with the other parameters."""
+    tables = [vars(config), getattr(config, "rope_parameters", None) or {}]
+    tables += [each for each in tables[1].values() if isinstance(each, dict)]
+    found = [table.get("original_max_position_embeddings") for table in tables]
+    return [size for size in found if isinstance(size, int)]
 
 
 def _before_first(table: Any) -> int:

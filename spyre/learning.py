@@ -116,6 +116,8 @@ def _learn_packs(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
         return
     if "position_ids" not in made.inputs:
         return
+    if getattr(made.model.config.get_text_config(), "compress_rates", None):
+        return  # keys of many tokens are pressed into one, which rows this short do not show
     own = torch.cat([found[0][0] for found in alone])
     pad = getattr(made.backbone.config, "pad_token_id", None)
     for offset in (0, *(() if not isinstance(pad, int) else (pad + 1,))):

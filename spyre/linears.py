@@ -42,7 +42,8 @@ def lay_out(made: Prepared) -> None:
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` with its weight in oneDNN's layout."""
+    """`nn.Linear` with its weight in oneDNN's layout; `weight` is the plain one, which some layers
+    read themselves (a router that multiplies in fp32, Mamba's step sizes)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -85,6 +86,8 @@ def usable() -> bool:
 def _plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(module) is nn.Linear
+        and "forward" not in vars(module)  # somebody put another in its place
+        and type(module.weight.data) is Tensor
         and module.weight.device.type == "cpu"
         and module.weight.dtype in (torch.float32, torch.bfloat16)
         and module.weight.numel() > 0

@@ -14,6 +14,7 @@ from torch import Tensor
 from headswap.spyre.cache import KVCache, PagedBatch, chunks, decode, prefill
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import CapacityError, DeviceError
+from headswap.spyre.given import alike_up_to
 from headswap.spyre.hook import keep_cache
 from headswap.spyre.pool import BlockPool, Lease
 from headswap.spyre.prepare import Prepared
@@ -59,7 +60,8 @@ class Paged:
                 "tokens."
             )
         self.made, self.spec, self.static = made, spec, static
-        self.context = min(spec.max_context, spec.max_volume)
+        alike = alike_up_to(made, "longrope", "dynamic") or spec.max_context
+        self.context = min(spec.max_context, spec.max_volume, alike)
         if static is not None:
             self.context = min(self.context, static[1])
         self.chunk = max(block_size, min(spec.chunk, self.context) // block_size * block_size)

@@ -431,3 +431,156 @@ def test_an_end_mark_ends_a_text() -> None:
     executor = Executor(model, backend="eager", block_size=64)
     first = executor.generate([[5, 6, 7]], 6)[0]
     assert executor.generate([[5, 6, 7]], 6, eos_token_id=first[2])[0] == first[:3]
+
+
+def test_layers_that_read_a_linear_s_weight_themselves_find_it() -> None:
+    source = tiny("jamba", "AutoModelForCausalLM", num_key_value_heads=2, attn_layer_period=2,
+                  attn_layer_offset=1, use_mamba_kernels=False, num_experts=2)  # fmt: skip
+    model, ids = headswap.as_seq_cls_model(source, num_labels=3).eval(), rows((5, 30))
+    found = Executor(model, backend="eager").logits(ids)
+    torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+def test_a_linear_whose_forward_was_replaced_keeps_it() -> None:
+    source = tiny("llama", "AutoModelForCausalLM")
+    model, ids = headswap.as_seq_cls_model(source, num_labels=3).eval(), rows((5, 9))
+    before = expected(model, ids)
+    layer: Any = model.backbone.layers[0].mlp.down_proj
+    plain = layer.forward
+    layer.forward = lambda states: 2 * plain(states)
+    want = expected(model, ids)
+    assert not torch.allclose(want, before, atol=1e-3)
+    found = Executor(model, backend="eager").logits(ids)
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
+
+
+SCALED: dict[str, dict[str, Any]] = {
+    "dynamic": {"factor": 4.0}, "longrope": {"factor": 4.0, "short_factor": [1.0] * 4,
+                                             "long_factor": [2.0, 3.0, 4.0, 5.0],
+                                             "original_max_position_embeddings": 128},
+}  # fmt: skip
+
+
+def scaled(kind: str) -> Any:
+    """A decoder whose RoPE changes beyond 128 tokens."""
+    given = {"rope_type": kind, "rope_theta": 10000.0, **SCALED[kind]}
+    more: dict[str, Any] = {"max_position_embeddings": 128, "num_key_value_heads": 2}
+    if kind == "longrope":
+        more |= {"max_position_embeddings": 512, "original_max_position_embeddings": 128}
+    if kind == "longrope" and MAJOR == 4:
+        given = {"type": kind, **{k: v for k, v in SCALED[kind].items() if k.endswith("factor")
+                                  and k != "factor"}}  # fmt: skip
+    more["rope_parameters" if MAJOR > 4 else "rope_scaling"] = given
+    return tiny("phi3" if kind == "longrope" else "llama", "AutoModelForCausalLM", **more)
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_rope_that_depends_on_the_longest_row_changes_no_other_row(kind: str) -> None:
+    source = scaled(kind)
+    model = headswap.as_seq_cls_model(source, num_labels=3).eval()
+    ids = rows((200, 5, 30, 128))
+    want = expected(model, ids)
+    executor = Executor(model, backend="eager")
+    if kind == "longrope":
+        torch.testing.assert_close(executor.logits(ids), want, atol=1e-5, rtol=0)
+    else:
+        with pytest.raises(ShapeError, match="longest text that ran before"):
+            executor.logits(ids)
+    torch.testing.assert_close(executor.logits(ids[1:]), want[1:], atol=1e-5, rtol=0)
+    with pytest.raises(DeviceError, match="Beyond 128 tokens"):
+        Executor(model, backend="eager", shapes=[(2, 256)])
+    planned = Executor(model, backend="eager", shapes=[(4, 128)])
+    torch.testing.assert_close(planned.logits(ids[1:]), want[1:], atol=1e-5, rtol=0)
+    with pytest.raises((CapacityError, ShapeError), match="128"):
+        Executor(source, backend="eager").generate(ids[2:3], 100)
+
+
+def test_running_an_executor_does_not_turn_the_model_s_own_frequencies() -> None:
+    model = headswap.as_seq_cls_model(scaled("longrope"), num_labels=3).eval()
+    expected(model, rows((5,)))
+    before = {name: tensor.clone() for name, tensor in model.named_buffers()}
+    Executor(model, backend="eager").logits(rows((200,)))
+    for name, tensor in model.named_buffers():
+        torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
+
+
+def test_a_shape_beyond_the_table_of_positions_is_refused_where_pads_need_positions() -> None:
+    source = tiny("gpt_neo", "AutoModelForCausalLM", num_heads=4, num_layers=2,
+                  attention_types=[[["global"], 2]])  # fmt: skip
+    model = headswap.as_seq_cls_model(source, num_labels=3).eval()
+    with pytest.raises(DeviceError, match="has positions for 64"):
+        Executor(model, backend="eager", shapes=[(2, 128)])
+
+
+def test_new_tokens_beyond_the_table_of_positions_are_refused_before_any_work() -> None:
+    with pytest.raises(ShapeError, match="210 tokens with the new ones; the model takes 200"):
+        Executor(causal("gpt2"), backend="eager").generate(rows((190,)), 20)
+
+
+def test_ids_that_no_table_knows_and_a_bare_row_are_refused_by_row() -> None:
+    executor = Executor(converted("bert"), backend="eager")
+    for bad in ([[5, 6], [7, 99]], [[5, 6], [-1, 7]]):
+        with pytest.raises(ShapeError, match=r"Row 1 holds the id .* 0 to 98") as error:
+            executor.logits(bad)
+        assert error.value.rows == (1,)
+    with pytest.raises(ShapeError, match="Row 0 holds the token_type_id 5"):
+        executor.logits([[5, 6]], [[0, 5]])
+    with pytest.raises(ShapeError, match="Give a list of rows"):
+        executor.logits([5, 6, 7])  # type: ignore[list-item]
+
+
+def test_low_precision_leaves_rope_s_frequencies() -> None:
+    model = converted("llama")
+    executor = Executor(model, backend="eager", dtype=torch.bfloat16)
+    found = {n: t for n, t in executor.prepared.model.named_buffers() if n.endswith("inv_freq")}
+    assert found
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, dict(model.named_buffers())[name], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_causal_model_generates_in_low_precision(tied: bool) -> None:
+    model = tiny("llama", tie_word_embeddings=tied)
+    found = Executor(model, backend="eager", dtype=torch.bfloat16).generate(rows((5, 9)), 3, ())
+    half = tiny("llama", tie_word_embeddings=tied).to(torch.bfloat16)
+    half.generation_config.eos_token_id = None
+    assert found == greedy(half, rows((5, 9)), 3)
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("how", [{}, {"shapes": [(2, 64)]}, {"share_prefixes": True}])
+def test_weights_that_changed_later_are_refused(how: dict[str, Any]) -> None:
+    source = tiny("llama", "AutoModelForCausalLM")
+    model, ids = headswap.as_seq_cls_model(source, num_labels=2).eval(), rows((5, 9))
+    executor = Executor(model, backend="eager", **how)
+    for _ in range(2):
+        torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+    with torch.no_grad():
+        model.backbone.layers[0].mlp.up_proj.weight.mul_(2)
+    with pytest.raises(DeviceError, match="Make a new Executor"):
+        executor.logits(ids)
+    anew = Executor(model, backend="eager", **how)
+    torch.testing.assert_close(anew.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(MAJOR < 5, reason="4.57 has no DeepSeek V4")
+def test_keys_pressed_together_run_only_where_a_row_is_whole() -> None:
+    source = tiny("deepseek_v4", head_dim=16, q_lora_rank=16, n_routed_experts=4,
+                  num_experts_per_tok=2, moe_intermediate_size=32,
+                  max_position_embeddings=512)  # fmt: skip
+    model = headswap.as_seq_cls_model(source, num_labels=3).eval()
+    ids, device = rows((150, 40)), replace(SPYRE, block_size=64, chunk=64)
+    for given in ({}, {"share_prefixes": True, "device": device}):
+        found = Executor(model, backend="eager", **given).logits(ids)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected(model, ids), atol=1e-5, rtol=0)
+
+
+def test_the_generation_config_s_end_marks_end_a_text() -> None:
+    model = tiny("llama")
+    first = Executor(model, backend="eager").generate([[5, 6, 7]], 6, eos_token_id=())[0]
+    model.generation_config.eos_token_id = [98, first[2]]
+    want = greedy(model, [[5, 6, 7]], 6)
+    assert len(want[0]) <= 3
+    assert Executor(model, backend="eager").generate([[5, 6, 7]], 6) == want
+    one = torch.tensor(first[2])
+    assert Executor(model, backend="eager").generate([[5, 6, 7]], 6, one) == want  # type: ignore[arg-type]
