@@ -104,7 +104,7 @@ class Embedder:
     def cosine(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: str | Sequence[str],
         *,
         dimensions: int | None = None,
     ) -> list[float]:
@@ -113,12 +113,13 @@ class Embedder:
         The prompts named "query" and "document" are used where the checkpoint has them. This
         compares two vectors; a `Reranker` reads the two texts together.
         """
+        given = as_list(documents, "documents")
         vectors = [
             self.embed(texts, dimensions=dimensions, normalize=True,
                        prompt_name=name if name in self.recipe.prompts else None)
-            for name, texts in (("query", [query]), ("document", list(documents)))
+            for name, texts in (("query", [query]), ("document", given))
         ]  # fmt: skip
-        found: list[float] = (vectors[1] @ vectors[0][0]).tolist() if len(documents) else []
+        found: list[float] = (vectors[1] @ vectors[0][0]).tolist() if given else []
         return found
 
     # -- parts ------------------------------------------------------------------------------------

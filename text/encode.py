@@ -90,6 +90,11 @@ class Encoder:
             found, truncation = [self._as_they_are(text) for text in texts if is_ids(text)], False
         elif self.template is not None:
             firsts, seconds = columns(texts)
+            if not isinstance(instruction, str):
+                raise InputError(
+                    f"The instruction must be a string; got a {type(instruction).__name__}.",
+                    rows=(),
+                )
             check_text(instruction, 0, "Instruction")
             given = firsts if seconds is None else list(zip(firsts, seconds, strict=True))
             found = [self._templated(text, instruction) for text in given]

@@ -142,7 +142,8 @@ class PairEncoder:
 
     def strings(self, instruction: str | None) -> tuple[str, ...] | None:
         """The pieces of the template in force; None for the tokenizer's own form of a pair."""
-        found = self.encoder(instruction).template
+        # Read before a call gives the instruction, it is shown with its open slot.
+        found = (self._instructed if instruction and self._instructed else self._plain).template
         return found.strings if isinstance(found, PairTemplate) else None
 
     def texts(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -12,8 +12,9 @@ from typing import Any
 from headswap.convert.modules import listed_modules, transformer_settings
 from headswap.text.rope import scaled_length
 
-SENTINEL = 10**6
-"""Tokenizers without a limit store a huge number in its place (10**30 in transformers)."""
+SENTINEL = 10**8
+"""Tokenizers without a limit store a huge number in its place (10**30 in transformers); the longest
+published tables have some ten million positions (Llama 4: 10485760)."""
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _TABLES = ("max_seq_len", "seq_length", "max_target_positions", "max_sequence_length",
            "max_seq_length", "model_max_length")  # fmt: skip

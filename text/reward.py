@@ -222,3 +222,14 @@ def _check(number: int, messages: Any) -> None:
             f"Conversation {number} is not a list of messages with a role and a content.",
             rows=(number,),
         )
+    for place, message in enumerate(messages):
+        # A template would print what is no text as Python does ("None", "b'x'"), and rate that.
+        kinds = (str, list, type(None)) if message.get("tool_calls") else (str, list)
+        if not isinstance(message["role"], str) or not isinstance(message["content"], kinds):
+            raise InputError(
+                f"Message {place} of conversation {number} has a role that is a "
+                f"{type(message['role']).__name__} and a content that is a "
+                f"{type(message['content']).__name__}; a role is a string, and a content is one, "
+                "or a list of parts.",
+                rows=(number,),
+            )

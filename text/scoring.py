@@ -16,6 +16,7 @@ from headswap.heads import (
     choose_activation,
     choose_calibration,
 )
+from headswap.registry.errors import InputError
 
 CalibrationLike = Calibration | Mapping[str, float]
 
@@ -51,5 +52,20 @@ class Scoring:
         return Scoring(self.config, self.labels, chosen, numbers)
 
     def scores(self, logits: Tensor) -> Tensor:
-        """fp32 scores `[rows, labels]` of raw logits `[rows, labels]`, which stay as they are."""
-        return apply_activation(self.calibration.apply(logits), self.activation)
+        """fp32 scores `[rows, labels]` of raw logits `[rows, labels]`, which stay as they are.
+
+        Raises `InputError` for a score that is no finite number: none is the best of a row with it.
+        """
+        scores = apply_activation(self.calibration.apply(logits), self.activation)
+        wrong = tuple((~scores.isfinite()).any(dim=-1).nonzero().flatten().tolist())
+        if wrong:
+            row = wrong[0]
+            raise InputError(
+                f"Text {row} has the scores {scores[row].tolist()[:5]}, of the logits "
+                f"{logits[row].tolist()[:5]}. Logits that are not finite come of broken weights or "
+                "a dtype that is too narrow (load in float32); else the calibration is too extreme "
+                f"(mean {self.calibration.mean}, sigma {self.calibration.sigma}, temperature "
+                f"{self.calibration.temperature}).",
+                rows=wrong,
+            )
+        return scores

@@ -44,6 +44,12 @@ def open_source(
     judges what the model can do. Raises `ConversionError` for
     what can't do `role`, before any weight is read, and for options that a loaded model can't have.
     """
+    if options.get("template") is not None:  # who has a use for it takes it out before
+        raise ConversionError(
+            "template= stands around a text or a pair, for a Classifier or a Reranker. An Embedder "
+            "takes prompt= or prompt_name= in a call, a RewardModel chat_template=.",
+            template=options["template"],
+        )
     if not isinstance(source, (str, PathLike)):
         if isinstance(source, Executor):
             opened = open_source(source.model, tokenizer, options, role)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -137,6 +138,9 @@ def demo(
 def main() -> None:
     """Run the command line; every expected failure ends in one line and a status."""
     warnings.showwarning = _warn
+    for stream in (sys.stdout, sys.stderr):  # as what is read, whatever the locale is
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         app()
     except HeadswapError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     """A table on a terminal; tab-separated lines elsewhere."""
     if not out.is_terminal:
         for row in rows:
-            say("\t".join(cell.replace("\t", " ") for cell in row))
+            say("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in row))
         return
     table = Table(*columns, title=title or None, title_justify="left")
     for row in rows:

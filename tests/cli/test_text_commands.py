@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,21 @@ def test_what_the_library_refuses_ends_in_its_own_words(three: Path) -> None:
     for more, text in ((("--sigma", "0"), "sigma=0"), (("--cut", "middle"), "'left'")):
         found = headswap("classify", three, "w1", *more)
         assert (found.returncode, text in found.stderr) == (3, True), found.stderr
+
+
+def test_an_answer_is_one_line_of_utf8_whatever_the_text_and_the_locale(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = '{"text": "w1\\nw2\\r\\tw3"}\n{"text": "é"}\n'.encode()
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    code = "from headswap.cli import main; main()"
+    for more in ((), ("--json",)):
+        found = subprocess.run(
+            [sys.executable, "-c", code, "classify", str(three), "--jsonl", *more],
+            input=lines, capture_output=True, check=False,
+        )  # fmt: skip
+        assert found.returncode == 0, found.stderr
+        rows = found.stdout.decode("utf-8").split("\n")
+        assert len(rows) == 3
+        assert "é" in rows[1]
+        assert more or rows[0].endswith("\tw1 w2  w3")

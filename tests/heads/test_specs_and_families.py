@@ -238,5 +238,8 @@ def test_a_converted_model_is_what_other_parts_ask_for() -> None:
         def logits_of(self, found: torch.Tensor) -> torch.Tensor:
             return found
 
+        def rows(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            return inputs["input_ids"]
+
     assert isinstance(Headed(), HeadedModel)
     assert not isinstance(torch.nn.Linear(1, 1), HeadedModel)

@@ -128,6 +128,8 @@ def test_prompts_go_by_name_and_may_be_left_out_of_the_pooling(
         embedder.embed(TEXTS, prompt_name="passage")
     wanted = reference.similarity(reference.encode_query("w1"), reference.encode_document(TEXTS))
     assert embedder.cosine("w1", TEXTS) == pytest.approx(wanted[0].tolist(), abs=1e-5)
+    # One string is one document, not as many as it has characters.
+    assert embedder.cosine("w1", TEXTS[0]) == embedder.cosine("w1", TEXTS[:1])
 
 
 def test_a_default_prompt_is_used_unless_the_call_gives_another(saved: Save) -> None:

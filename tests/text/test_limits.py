@@ -35,6 +35,12 @@ def test_every_name_of_a_position_table_counts(field: str) -> None:
     assert found == Limit(48, f"config.{field}")
 
 
+@pytest.mark.parametrize("stored", [1_010_000, 1_048_576, 10_485_760])
+def test_a_table_of_millions_is_a_real_limit(stored: int) -> None:
+    found = usable_length(model_of(max_position_embeddings=stored), tokenizer_of(10**30))
+    assert found == Limit(stored, "config.max_position_embeddings")
+
+
 @pytest.mark.parametrize("stored", [10**30, 1e30, float(SENTINEL), SENTINEL, None, 0, -1])
 def test_a_tokenizers_sentinel_is_no_limit(stored: Any) -> None:
     model = model_of(max_position_embeddings=64)

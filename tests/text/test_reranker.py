@@ -325,8 +325,11 @@ def test_an_instruction_fills_its_slot_or_is_refused(chat_lm: Path, words: Any) 
         (row,) = slotted.encode("w1", "w2", instruction=given)
         assert row.ids == own(f"w5 {word} w6 w1 w2")["input_ids"]
     bare = Reranker(chat_lm, template="{instruction} {query} {document}", **LABELS)
+    assert bare.template == ("{instruction} {query} {document}",)
     with pytest.raises(headswap.ConversionError, match="no instruction was given"):
         bare.score("w1", "w2")
+    with pytest.raises(headswap.InputError, match="instruction must be a string"):
+        bare.score("w1", "w2", instruction=5)
 
 
 @pytest.mark.parametrize(

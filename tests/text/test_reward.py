@@ -70,6 +70,11 @@ def test_what_is_no_conversation_is_refused(model: Any, words: Any) -> None:
     for wrong in ("w1 w2", ["w1"], [[]], [[{"role": "w1"}]]):
         with pytest.raises(headswap.InputError, match="Conversation 0 is not a list"):
             rewards.reward(wrong)  # type: ignore[arg-type]
+    for role, content in ((None, "w1"), ("w1", None), ("w1", 5), ("w1", b"w2")):
+        with pytest.raises(headswap.InputError, match="Message 0 of conversation 1 has a role"):
+            rewards.reward([CHATS[0], [{"role": role, "content": content}]])
+    called = {"role": "w1", "content": None, "tool_calls": [{"type": "function"}]}
+    assert len(rewards.reward([called])) == 1
     picky = tokenizer(words, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(headswap.InputError, match="roles must alternate"):
         RewardModel(model, tokenizer=picky).reward(CHATS)

@@ -56,3 +56,10 @@ def test_a_refusal_lists_what_is_offered_and_what_is_missing(words: Any, tmp_pat
         Reranker(tmp_path / "my-reranker")
     assert caught.value.offered == ("generate", "embed")
     assert len(Embedder(tmp_path / "my-reranker").cosine("w1", ["w2", "w3"])) == 2
+
+
+def test_a_template_is_refused_where_none_is_put_around_a_text(words: Any, tmp_path: Path) -> None:
+    tiny("bert", "AutoModel", pad_token_id=0).save_pretrained(tmp_path)
+    words("bert").save_pretrained(tmp_path)
+    with pytest.raises(headswap.ConversionError, match=r"prompt=.*chat_template="):
+        Embedder(tmp_path, template="w1 {text}")

@@ -164,3 +164,19 @@ def test_the_temperature_of_writing_text_divides_no_logits(tmp_path: Path) -> No
         (answer,) = classifier.classify("w1 w2")
         wanted = torch.softmax(torch.tensor(answer.logits), -1).tolist()
         assert list(answer.scores.values()) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_score_that_is_no_finite_number_is_refused_and_never_the_best(saved: Save) -> None:
+    folder = saved(3)
+    classifier = Classifier(folder)
+    for extreme in ({"mean": 1e39}, {"sigma": 1e-60}):
+        with pytest.raises(headswap.InputError, match="calibration is too extreme"):
+            classifier.classify("w1", calibration=extreme)
+    with torch.no_grad():
+        classifier.model.classifier.bias[1] = float("nan")
+    with pytest.raises(headswap.InputError, match="Text 0 has the scores .*nan") as caught:
+        classifier.classify(["w1", "w2"])
+    assert caught.value.rows == (0, 1)
+    ranker = Reranker(classifier.model, tokenizer=classifier._encoder._full, relevance="LABEL_0")
+    with pytest.raises(headswap.InputError, match="Text 0 has the scores .*nan"):
+        ranker.rank("w1", ["w2", "w3"])
