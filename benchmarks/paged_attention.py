@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy decoding of SmolLM2 over paged attention beside transformers' own cache.
 
-    python benchmarks/paged_attention.py QUESTIONS.jsonl
+    python benchmarks/paged_attention.py [QUESTIONS.jsonl]
 
-Each line of the file holds a "question" (GSM8K's test set is meant). First the texts are compared,
-token for token in fp32; then the ways take turns, at batch 1 and 16, and the medians of their
-tokens a second are printed with the ratio to transformers' own.
+Each line of the file holds a "question" (GSM8K's test set is meant; without a file questions are
+made). First the texts are compared, token for token in fp32; then the ways take turns, at batch 1
+and 16, and the medians of their tokens a second are printed with the ratio to transformers' own.
 
     pip install 'headswap[demo]'
 """
@@ -32,10 +32,25 @@ WAYS = ("native", "sdpa", "reference")
 Ids = list[list[int]]
 
 
-def prompts_of(file: Path, tokenizer: Any, count: int) -> Ids:
-    """Token ids of the first `count` questions."""
-    lines = file.read_text(encoding="utf-8").splitlines()[:count]
-    return [tokenizer(json.loads(line)["question"]).input_ids for line in lines]
+NAMES = ("Ana", "Ben", "Chen", "Dora", "Emil")
+THINGS = ("apples", "books", "coins", "stamps", "shells", "pens", "cards", "stones")
+
+
+def prompts_of(file: Path | None, tokenizer: Any, count: int) -> Ids:
+    """Token ids of the first `count` questions of `file`, or of made ones of mixed lengths."""
+    if file is not None:
+        lines = file.read_text(encoding="utf-8").splitlines()[:count]
+        questions = [json.loads(line)["question"] for line in lines]
+    else:
+        questions = [_question(i) for i in range(count)]
+    return [tokenizer(question).input_ids for question in questions]
+
+
+def _question(i: int) -> str:
+    name, thing = NAMES[i % len(NAMES)], THINGS[i % len(THINGS)]
+    days = " ".join(f"On day {day} {name} gives {day + 1} of them to a friend."
+                    for day in range(1, 2 + i % 7))  # fmt: skip
+    return f"{name} has {30 + 3 * i} {thing}. {days} How many {thing} does {name} have now?"
 
 
 def theirs(model: Any, prompts: Sequence[list[int]], new: int, end: int | None) -> Ids:
@@ -72,7 +87,7 @@ def race(runs: dict[str, Callable[[], Ids]], rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("questions", type=Path)
+    parser.add_argument("questions", type=Path, nargs="?")
     parser.add_argument("--folder", type=Path, default=Path("smollm2-plain"))
     parser.add_argument("--count", type=int, default=40, help="questions that are compared")
     parser.add_argument("--new", type=int, default=64, help="tokens a text")

@@ -42,6 +42,8 @@ class Dialect:
     """How one stack wants to be driven.
 
     `compile_backend`: the name for `torch.compile(backend=...)`.
+    `compile_arguments`: what that backend is given beside a graph: static shapes (AFTU's static
+    path), or no fusing of attention, whose mask the card's kernel drops (spyre-inference).
     `tensor_device`: where a graph's inputs live; sendnn ships them itself.
     `deploy_pass`: after the warm-up context closes, one more forward puts the program on the card
     (sendnn-inference's warm-up; without it the first request pays).
@@ -50,14 +52,29 @@ class Dialect:
     name: DialectName
     stack: Stack
     compile_backend: str
+    compile_arguments: Mapping[str, Mapping[str, bool]]
     tensor_device: str
     deploy_pass: bool
 
 
 DIALECTS: Mapping[DialectName, Dialect] = MappingProxyType(
     {
-        "sendnn": Dialect("sendnn", Stack.SENDNN, "sendnn", "cpu", deploy_pass=True),
-        "spyre": Dialect("spyre", Stack.TORCH_SPYRE, "inductor", "spyre", deploy_pass=False),
+        "sendnn": Dialect(
+            "sendnn",
+            Stack.SENDNN,
+            "sendnn",
+            {"options": {"sendnn.dynamic": False}},
+            "cpu",
+            deploy_pass=True,
+        ),
+        "spyre": Dialect(
+            "spyre",
+            Stack.TORCH_SPYRE,
+            "inductor",
+            {"config_patches": {"pattern_matcher": False}},
+            "spyre",
+            deploy_pass=False,
+        ),
     }
 )
 

@@ -37,6 +37,7 @@ from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
 from headswap.spyre.padding import pad_to_sticks
 from headswap.spyre.paging import Paged, blocks_together, run_rows, shares
 from headswap.spyre.prepare import cast, prepare
+from headswap.spyre.pruning import keep_last_layer
 from headswap.spyre.rectangles import Ids, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
 from headswap.spyre.shapes import Shape, planned
@@ -106,6 +107,7 @@ class Executor:
         if self.backend.compiler is not None and self.plan is not None:
             self._compiler = Guarded(self.backend.compiler)
             self._compiler.planned = ", ".join(map(str, self.plan.shapes))
+            keep_last_layer(self.prepared)
             compile_layers(self.prepared.backbone, self._compiler, 8 * len(self.plan.shapes) + 8)
         self.block_size = block_size or self.backend.spec.block_size
         self.num_blocks = num_blocks

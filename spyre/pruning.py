@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from headswap.spyre.hook import BATCH
 from headswap.spyre.native import Native, at
 from headswap.spyre.packing import PackedBatch, Segment
 from headswap.spyre.visibility import Scores, Visibility
+
+if TYPE_CHECKING:
+    from headswap.spyre.prepare import Prepared
 
 
 class Kept(Exception):  # noqa: N818 - no error: it ends a layer whose keys and values are kept
@@ -75,6 +78,18 @@ def prune_last_layer(backbone: nn.Module) -> None:
     """Let the last layer of `backbone` (a copy) look at a batch's `last` rows."""
     layer = outer_layers(backbone)[-1]
     vars(layer)["forward"] = partial(_forward, layer.forward)
+
+
+def keep_last_layer(made: Prepared) -> None:
+    """Undo `prune_last_layer`: where layers are compiled, the last one shares the others' graph."""
+    layer = outer_layers(made.backbone)[-1] if made.prunes else None
+    own = None if layer is None else vars(layer).get("forward")
+    made.prunes = False
+    if layer is None or not isinstance(own, partial) or own.func is not _forward:
+        return
+    del vars(layer)["forward"]
+    if layer.forward != own.args[0]:  # somebody's own, which stood there before
+        vars(layer)["forward"] = own.args[0]
 
 
 def _forward(forward: Any, hidden: Tensor, *given: Any, **named: Any) -> Any:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, cast, get_args
 
@@ -95,7 +96,8 @@ def _card(name: DialectName, spec: DeviceSpec | None) -> Backend:
     with _imported(dialect.stack, own) as module:
         from torch._dynamo import lookup_backend
 
-        return Backend(name, own, lookup_backend(dialect.compile_backend), module)
+        compiler = partial(lookup_backend(dialect.compile_backend), **dialect.compile_arguments)
+        return Backend(name, own, compiler, module)
 
 
 @contextmanager

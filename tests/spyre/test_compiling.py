@@ -131,7 +131,8 @@ def sendnn(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "import os, contextlib, torch\n"
         "from sendnn_notes import notes\n"
         "notes.append('import ' + os.environ['VLLM_DT_MAX_BATCH_TKV_LIMIT'])\n"
-        "def sendnn(graph, inputs):\n"
+        "def sendnn(graph, inputs, options):\n"
+        "    assert options == {'sendnn.dynamic': False}, options\n"
         "    notes.append('compile')\n"
         "    def run(*given):\n"
         "        notes.append('run')\n"
@@ -167,6 +168,21 @@ def test_the_stack_is_driven_in_its_order(sendnn: list[str]) -> None:
     torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
     assert executor.backend.spec.pad_side == "left"
     assert "compile" not in sendnn[len(inside) :]
+
+
+def test_the_newer_stack_compiles_without_fusing_attention(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_spyre.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("torch._dynamo.lookup_backend", lambda name: (name,))
+    seen: list[Any] = []
+    monkeypatch.setattr("headswap.spyre.stack.partial", lambda *a, **n: seen.append((a, n)))
+    try:
+        choose("spyre", None, "raise")
+    finally:
+        sys.modules.pop("torch_spyre", None)
+    assert seen == [((("inductor",),), {"config_patches": {"pattern_matcher": False}})]
 
 
 def test_auto_takes_the_stack_where_it_is(sendnn: list[str]) -> None:
