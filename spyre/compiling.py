@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from headswap.spyre.errors import CompileError
 
@@ -57,25 +58,40 @@ def outer_layers(backbone: nn.Module) -> list[nn.Module]:
     return found
 
 
-def compile_layers(backbone: nn.Module, compiler: Guarded, limit: int, **options: Any) -> int:
+def compile_layers(backbone: nn.Module, compiler: Guarded, limit: int, device: str = "cpu") -> int:
     """Have every outer layer of `backbone` run compiled, static in shape and in one graph each;
     returns how many there are.
 
     Weights are inputs of the graph, so layers of one kind share it. `limit` graphs at most. The
     code object is this executor's own: torch keeps graphs by code object, and ten executors in
-    one process must not use up each other's room.
+    one process must not use up each other's room. Weights and inputs go to `device`; states stay
+    there from layer to layer, and the last layer's come back to the host.
     """
 
     def run(layer: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         return layer(*arguments, **keywords)
 
     own = types.FunctionType(run.__code__.replace(co_name="run_layer"), run.__globals__)
-    compiled = torch.compile(own, backend=compiler, fullgraph=True, dynamic=False, **options)
+    compiled = torch.compile(own, backend=compiler, fullgraph=True, dynamic=False)
     layers = outer_layers(backbone)
     for layer in layers:
         inner = copy.copy(layer)  # its forward is still the class's
-        layer.forward = partial(_limited, compiled, limit, inner)
+        run_layer = partial(_limited, compiled, limit, inner)
+        if device != "cpu":
+            inner.to(device)
+            run_layer = partial(_on_device, run_layer, device, layer is layers[-1])
+        layer.forward = run_layer
     return len(layers)
+
+
+def _on_device(run: Callable[..., Any], device: str, last: bool, *given: Any, **named: Any) -> Any:
+    """`run` with its tensors on `device`, and of the last layer what it gives on the host."""
+    found = run(*_moved(given, device), **_moved(named, device))
+    return _moved(found, "cpu") if last else found
+
+
+def _moved(values: Any, device: str) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
 
 
 def _limited(compiled: Any, limit: int, layer: nn.Module, *given: Any, **keywords: Any) -> Any:

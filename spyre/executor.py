@@ -41,7 +41,7 @@ from headswap.spyre.pruning import keep_last_layer
 from headswap.spyre.rectangles import Ids, run_rectangle
 from headswap.spyre.reporting import Counts, compiled, described, findings
 from headswap.spyre.shapes import Shape, planned
-from headswap.spyre.stack import choose
+from headswap.spyre.stack import choose, refuse_pages
 
 
 class Executor:
@@ -108,7 +108,8 @@ class Executor:
             self._compiler = Guarded(self.backend.compiler)
             self._compiler.planned = ", ".join(map(str, self.plan.shapes))
             keep_last_layer(self.prepared)
-            compile_layers(self.prepared.backbone, self._compiler, 8 * len(self.plan.shapes) + 8)
+            limit = 8 * len(self.plan.shapes) + 8
+            compile_layers(self.prepared.backbone, self._compiler, limit, self.backend.device)
         self.block_size = block_size or self.backend.spec.block_size
         self.num_blocks = num_blocks
         self.shares_prefixes = share_prefixes and shares(self.prepared)
@@ -206,6 +207,7 @@ class Executor:
         if self._paged is None or (
             self._compiler is None and (wanted or 0) > self._paged.pool.num_blocks
         ):
+            refuse_pages(self.backend)
             self._for_pages()
             static = None
             if self._compiler is not None and self.plan is not None:

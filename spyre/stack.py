@@ -48,6 +48,11 @@ class Backend:
         """Whether graphs go to a card."""
         return self.module is not None
 
+    @property
+    def device(self) -> str:
+        """Where a layer's weights and inputs live; sendnn ships them itself."""
+        return self.spec.traits.tensor_device if self.on_card else "cpu"
+
     def warming(self) -> Any:
         """The context in which a stack compiles; it does so when the context ends."""
         mode = getattr(self.module, "warmup_mode", None)
@@ -113,3 +118,14 @@ def _imported(stack: Stack, spec: DeviceSpec) -> Iterator[Any]:
         )
     with applied(environment(spec)):
         yield import_module(stack.value)
+
+
+def refuse_pages(backend: Backend) -> None:
+    """Raise `DeviceError` where the paged cache would have to live on the device: ours lies on the
+    host, where sendnn takes it from."""
+    if backend.device != "cpu":
+        raise DeviceError(
+            f"backend={backend.name!r} keeps tensors on the device, and the paged cache lies on "
+            "the host: generate() and share_prefixes do not run there. Run rectangles.",
+            name=backend.name,
+        )  # fmt: skip

@@ -13,11 +13,11 @@ import torch
 from spyre_models import MAJOR, causal, converted, expected, greedy
 from tiny_models import rows
 
-from headswap.spyre import SENDNN, SPYRE
+from headswap.spyre import SENDNN, SPYRE, compiling
 from headswap.spyre.compiling import Guarded, compile_layers, outer_layers
 from headswap.spyre.errors import CompileError, DeviceError
 from headswap.spyre.executor import Executor
-from headswap.spyre.stack import choose
+from headswap.spyre.stack import Backend, choose
 
 SHAPES = [(4, 64), (1, 128)]
 
@@ -116,6 +116,28 @@ def test_layers_are_found_where_a_backbone_keeps_them() -> None:
     assert len(outer_layers(converted("opt").backbone)) == 2
     nested = torch.nn.ModuleDict({"a": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})
     assert compile_layers(nested, Guarded(lambda g, i: g.forward), 8) == 1
+
+
+def test_states_stay_on_the_device_from_layer_to_layer(
+    eager: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[str] = []
+    real = compiling._moved
+
+    def noted(values: Any, device: str) -> Any:
+        moved.append(device)
+        return real(values, device)
+
+    monkeypatch.setattr(compiling, "_moved", noted)
+    monkeypatch.setattr(Backend, "device", "cpu:0")
+    model, ids = converted("bert"), rows((5, 30))
+    executor = Executor(model, backend="inductor", shapes=[(2, 64)]).warmup()
+    del moved[:]
+    torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+    assert moved == ["cpu:0"] * 4 + ["cpu"]  # two layers' arguments and keywords, then the end
+    generating = Executor(causal("llama"), backend="inductor", shapes=[(2, 64)])
+    with pytest.raises(DeviceError, match="paged cache lies on the host"):
+        generating.generate([[5, 6]], 2)
 
 
 # -- a stand-in for the card's stack --------------------------------------------------------------
