@@ -9,6 +9,7 @@ the pooled rows alone, whose queries meet the kept ones.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,10 +99,8 @@ def _forward(forward: Any, hidden: Tensor, *given: Any, **named: Any) -> Any:
     if last is None:
         return forward(hidden, *given, **named)
     last.now = True
-    try:
+    with suppress(Kept):
         forward(hidden, *given, **named)
-    except Kept:
-        pass
     total = hidden.shape[1]
     chosen = partial(_chosen, rows=last.rows, total=total)
     try:

@@ -174,9 +174,9 @@ def test_a_score_that_is_no_finite_number_is_refused_and_never_the_best(saved: S
             classifier.classify("w1", calibration=extreme)
     with torch.no_grad():
         classifier.model.classifier.bias[1] = float("nan")
-    with pytest.raises(headswap.InputError, match="Text 0 has the scores .*nan") as caught:
+    with pytest.raises(headswap.InputError, match=r"Text 0 has the scores .*nan") as caught:
         classifier.classify(["w1", "w2"])
     assert caught.value.rows == (0, 1)
     ranker = Reranker(classifier.model, tokenizer=classifier._encoder._full, relevance="LABEL_0")
-    with pytest.raises(headswap.InputError, match="Text 0 has the scores .*nan"):
+    with pytest.raises(headswap.InputError, match=r"Text 0 has the scores .*nan"):
         ranker.rank("w1", ["w2", "w3"])
