@@ -24,9 +24,10 @@ from transformers.modeling_outputs import (
 
 from headswap.convert.conversion import Conversion, mark, marks
 from headswap.convert.inputs import accepted, made, moved, moved_back, switches
-from headswap.convert.tokens import Tokens, difference, end_marks, real_tokens
+from headswap.convert.tokens import Tokens, difference, real_tokens
 from headswap.heads import (
     HeadSpec,
+    end_marks,
     moved_left,
     pool,
     pooled_index,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headswap.convert.conversion import text_field
-from headswap.heads import HeadSpec, check_mask, pooled_index, real_by_rule
+from headswap.heads import HeadSpec, check_mask, end_marks, pooled_index, real_by_rule
 from headswap.registry.errors import InputError
 
 
@@ -21,12 +21,6 @@ class Tokens:
     ids: Tensor | None
     mask: Tensor | None
     real: Tensor
-
-
-def end_marks(config: Any) -> tuple[int, ...]:
-    """The ids of end marks that `config` names."""
-    found = text_field(config, "eos_token_id")
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
 def real_tokens(

@@ -7,6 +7,7 @@ from headswap.heads.executor import run_head
 from headswap.heads.interface import HeadedModel
 from headswap.heads.pooling import (
     check_mask,
+    end_marks,
     moved_left,
     pool,
     pooled_index,
@@ -50,6 +51,7 @@ __all__ = [
     "choose_activation",
     "choose_calibration",
     "default_family",
+    "end_marks",
     "families",
     "family",
     "keep_temperature",

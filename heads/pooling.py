@@ -8,6 +8,7 @@ checkpoint asks for the reference rule (`HeadSpec.compat`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,12 @@ def _refuse(bad: Tensor, what: str) -> None:
     rows = tuple(int(row) for row in bad.nonzero().flatten())
     if rows:
         raise InputError(f"Rows {list(rows)} {what}; remove them or mend the mask.", rows=rows)
+
+
+def end_marks(config: Any) -> tuple[int, ...]:
+    """The ids of end marks that the text part of `config` names."""
+    found = getattr(config.get_text_config(), "eos_token_id", None)
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
 def first_index(real: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headswap.heads import end_marks
 from headswap.spyre.cache import PagedBatch
 from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import BATCH, TOLD
 from headswap.spyre.paging import Paged, Stored
 from headswap.spyre.prepare import Prepared
-from headswap.spyre.rectangles import end_marks
 
 
 def end_ids(made: Prepared, given: Any = None) -> frozenset[int]:
@@ -26,7 +26,7 @@ def end_ids(made: Prepared, given: Any = None) -> frozenset[int]:
     if ends is None:
         ends = getattr(getattr(made.model, "generation_config", None), "eos_token_id", None)
     if ends is None:
-        ends = end_marks(made)
+        ends = end_marks(made.model.config)
     ends = ends.tolist() if hasattr(ends, "tolist") else ends
     return frozenset((ends,) if isinstance(ends, int) else map(int, ends))
 

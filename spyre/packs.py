@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headswap.heads import end_marks
 from headswap.registry.errors import InputError
 from headswap.spyre.packing import PackedBatch, Segment
 from headswap.spyre.prepare import Prepared
 from headswap.spyre.pruning import LastRows
-from headswap.spyre.rectangles import Ids, end_marks
+from headswap.spyre.rectangles import Ids
 
 PACK_TOKENS = 2_048
 """Tokens a pack; from 512 to 4,096 the speed is the same (measured), the memory is not."""
@@ -38,7 +39,7 @@ def run_pack(made: Prepared, rows: Sequence[Ids], segments: Sequence[Ids] | None
     texts = [torch.tensor(row) for row in rows]
     own = None if segments is None else torch.tensor([[s for row in segments for s in row]])
     pooling = made.head_spec.pooling
-    marks = end_marks(made) if pooling == "eos" else ()
+    marks = end_marks(made.model.config) if pooling == "eos" else ()
     index = None if pooling == "mean" else pooled_places(texts, pooling, marks)
     last = LastRows(index) if made.prunes and index is not None else None
     states, batch = run_texts(made, texts, own, last)

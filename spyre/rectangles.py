@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headswap.heads import pool, pooled_index
+from headswap.heads import end_marks, pool, pooled_index
 from headswap.spyre.device import PadSide
 from headswap.spyre.masks import real_tokens
 from headswap.spyre.prepare import Prepared
@@ -41,17 +41,8 @@ def pooled(made: Prepared, output: Any, real: Tensor, ids: Tensor) -> Tensor:
     spec = made.model.head_spec
     if spec.pooling == "pooler":
         return made.pooler(pool(output[0], real, "first"))
-    index = pooled_index(spec.pooling, real, ids, end_marks(made))
+    index = pooled_index(spec.pooling, real, ids, end_marks(made.model.config))
     return pool(output[0], real, spec.pooling, index)
-
-
-def end_marks(made: Prepared) -> tuple[int, ...]:
-    """The ids that end a text, by the config."""
-    config = made.model.config
-    found = getattr(config, "eos_token_id", None)
-    if found is None:
-        found = getattr(config.get_text_config(), "eos_token_id", None)
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
 def _filled(rows: Sequence[Ids], real: Tensor, fill: int = 0) -> Tensor:
