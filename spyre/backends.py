@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,6 +48,27 @@ class AttentionBackend(Protocol):
         visibility: Visibility, scores: Scores,
     ) -> Tensor:  # fmt: skip
         """Texts one behind the other in a single row, each seeing itself (and its prefix)."""
+
+
+class Unable:
+    """Refuses every mode; a backend that has some of them overrides those."""
+
+    name: str
+
+    def _refuse(self, mode: Mode) -> NoReturn:
+        raise AttentionError(f"Attention backend {self.name!r} has no {mode} mode.", name=self.name)
+
+    def padded(self, *given: Any) -> Tensor:
+        """See `AttentionBackend`."""
+        self._refuse("padded")
+
+    def paged(self, *given: Any) -> Tensor:
+        """See `AttentionBackend`."""
+        self._refuse("paged")
+
+    def packed(self, *given: Any) -> Tensor:
+        """See `AttentionBackend`."""
+        self._refuse("packed")
 
 
 Factory = Callable[[], AttentionBackend]

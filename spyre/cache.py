@@ -67,11 +67,6 @@ class KVCache:
             )
         )  # fmt: skip
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all pages."""
-        return sum(t.numel() * t.element_size() for p in self.layers for t in (p.key, p.value))
-
     def zero(self, blocks: Sequence[int]) -> None:
         """Zero `blocks` in every layer: a device's softmax leaves a little weight on what is
         masked (torch-spyre), and a NaN there would stay one on any device."""
@@ -135,11 +130,10 @@ class PagedBatch:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A part of a prompt that runs at once: ids from `start` to `end`, and how many pads stand
-    before and after them."""
+    after them."""
 
     start: int
     end: int
-    left: int = 0
     right: int = 0
 
 

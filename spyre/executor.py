@@ -26,8 +26,8 @@ from headswap.spyre.given import (
     checked_rows,
     chosen,
     distinct,
-    harmless_id,
     most_together,
+    plain_ids,
     refuse_non_finite,
     refuse_plan,
 )
@@ -134,7 +134,7 @@ class Executor:
         return self
 
     def _run_plan(self) -> None:
-        mark = harmless_id(self.prepared.model.config)
+        mark = plain_ids(self.prepared.model.config)[0]  # a stack may treat special ids its own way
         longest = 0 if self.plan is None else self.plan.longest
         if self.prepared.head_spec is None:
             self._generate([[mark] * (longest - 64 or 1)], 2, frozenset())

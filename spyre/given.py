@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
 from headswap.spyre.prepare import Prepared
 
-TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
-"""How transformers' families call their tables of learned positions."""
-
 
 def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -> tuple[Any, Any]:
     """Rows of ids, and their segments, as lists.
@@ -34,7 +31,7 @@ def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -
     empty = tuple(i for i, row in enumerate(rows) if not row)
     if empty:
         raise ShapeError(f"Row {empty[0]} has no token.", rows=empty, value=0, limit=1)
-    limit = positions_of(made)
+    limit = made.lengths.table
     over = tuple(i for i, row in enumerate(rows) if limit is not None and len(row) + new > limit)
     if over:
         found = len(rows[over[0]]) + new
@@ -43,7 +40,7 @@ def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -
             f"{limit}.",
             rows=over, value=found, limit=limit,
         )  # fmt: skip
-    most = alike_up_to(made, "dynamic")
+    most = made.lengths.dynamic
     over = tuple(i for i, row in enumerate(rows) if most is not None and len(row) + new > most)
     if over:
         found = len(rows[over[0]]) + new
@@ -134,41 +131,14 @@ def buckets(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     return found
 
 
-def positions_of(made: Prepared) -> int | None:
-    """How many tokens the backbone's table of positions has room for; None without a table."""
-    sizes = [
-        int(module.num_embeddings) - _before_first(module)
-        for name, module in made.backbone.named_modules()
-        if isinstance(module, nn.Embedding)
-        and name.rpartition(".")[2] in TABLES
-        and not any(part in name for part in ("vision", "visual", "image", "audio"))
-    ]
-    return min(sizes, default=None)
-
-
-def alike_up_to(made: Prepared, *kinds: str) -> int | None:
-    """Tokens up to which RoPE turns a text as it does alone, whatever runs beside it; None where
-    length does not matter. Of the given kinds: "longrope" picks its frequencies, and "dynamic"
-    computes and keeps them, by the largest position of a whole run
-    (transformers, `dynamic_rope_update`)."""
-    sizes: list[int] = []
-    for module in made.backbone.modules():
-        found: Any = getattr(module, "rope_type", None)
-        names = found.values() if isinstance(found, dict) else (found,)
-        if any(isinstance(name, str) and kind in name for name in names for kind in kinds):
-            sizes += _original(getattr(module, "config", None))
-            sizes.append(getattr(module, "original_max_seq_len", None) or sizes[-1])
-    return min(sizes, default=None)
-
-
 def most_together(made: Prepared, tokens: int) -> int:
     """`tokens` of a pack, or fewer: a row that RoPE turns by its length runs alone."""
-    return min(tokens, alike_up_to(made, "longrope") or tokens)
+    return min(tokens, made.lengths.longrope or tokens)
 
 
 def refuse_plan(made: Prepared, longest: int) -> None:
     """Raise `DeviceError` for a model that cannot run in rectangles of `longest` tokens."""
-    name, table = type(made.model).__name__, positions_of(made)
+    name, table = type(made.model).__name__, made.lengths.table
     if not made.padded:
         raise DeviceError(
             f"{name} gives other numbers for a text with pads behind it, "
@@ -180,7 +150,7 @@ def refuse_plan(made: Prepared, longest: int) -> None:
             f"A shape of {longest} tokens is planned, and {name} has positions for {table}, which "
             "pads take too. Plan shorter shapes.", value=longest, limit=table,
         )  # fmt: skip
-    most = alike_up_to(made, "longrope", "dynamic")
+    most = made.lengths.alike
     if most is not None and longest > most:
         raise DeviceError(
             f"A shape of {longest} tokens is planned. Beyond {most} tokens {name}'s RoPE turns all "
@@ -189,22 +159,9 @@ def refuse_plan(made: Prepared, longest: int) -> None:
         )  # fmt: skip
 
 
-def _original(config: Any) -> list[int]:
-    """What a config calls the length before scaling; 5 keeps it with the other parameters."""
-    tables = [vars(config), getattr(config, "rope_parameters", None) or {}]
-    tables += [each for each in tables[1].values() if isinstance(each, dict)]
-    found = [table.get("original_max_position_embeddings") for table in tables]
-    return [size for size in found if isinstance(size, int)]
-
-
-def _before_first(table: Any) -> int:
-    """Rows of a table of positions that stand before the first token's."""
-    pad = table.padding_idx
-    return max(0 if pad is None else pad + 1, getattr(table, "offset", 0))
-
-
-def harmless_id(config: Any) -> int:
-    """An id that no field of the config calls special (a stack may treat those in its own way)."""
-    special = {v for k, v in vars(config).items() if k.endswith("_token_id") and type(v) is int}
-    size = getattr(config.get_text_config(), "vocab_size", None) or 8
-    return next((i for i in range(min(size, 64)) if i not in special), 0)
+def plain_ids(config: Any) -> list[int]:
+    """Small ids that no field of the config calls special; one at least."""
+    text = config.get_text_config()
+    special = {v for k, v in vars(text).items() if k.endswith("_token_id") and type(v) is int}
+    size = getattr(text, "vocab_size", None) or 8
+    return [i for i in range(min(size, 256)) if i not in special] or [0]

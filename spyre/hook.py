@@ -190,9 +190,10 @@ def attend(
     if headswap_batch is None:
         if attention_mask is not None and not attention_mask.shape[-1]:
             raise AttentionError("A batch did not reach a layer's attention.")
-        places = torch.arange(key.shape[2]) if scores.slopes is not None else query
-        placed = at(scores, places[: query.shape[2]], places)
-        return backend.padded(query, key, value, attention_mask, placed), None
+        if scores.slopes is not None:
+            places = torch.arange(key.shape[2])
+            scores = at(scores, places[: query.shape[2]], places)
+        return backend.padded(query, key, value, attention_mask, scores), None
     if isinstance(headswap_batch, Probe):
         unknown = any(value is not None for name, value in more.items() if name not in UNDERSTOOD)
         headswap_batch.note(module, query, key, value, attention_mask, scores, unknown)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headswap.registry.errors import HeadswapError
 from headswap.spyre.compiling import outer_layers
+from headswap.spyre.given import plain_ids
 from headswap.spyre.hook import BATCH, implementations, install, probe, remember, restore
 from headswap.spyre.packs import pooled_places, run_texts
 from headswap.spyre.prepare import PassReport, Prepared, backbone_of
@@ -47,8 +48,7 @@ def probe_rows(config: Any) -> list[Tensor]:
     """Ids that no config calls special, with an end mark behind them; the same ones every time."""
     text = config.get_text_config()
     size = getattr(text, "vocab_size", None) or 8
-    special = {v for k, v in vars(text).items() if k.endswith("_token_id") and type(v) is int}
-    usable = [i for i in range(min(size, 256)) if i not in special] or [0]
+    usable = plain_ids(config)
     end = getattr(text, "eos_token_id", None)
     end = end if isinstance(end, int) and 0 <= end < size else usable[0]
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks and positions, made on the host: additive, finite, for either side of padding."""
+"""Masks, made on the host: additive, finite, for either side of padding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headswap.spyre.device import PadSide
-from headswap.spyre.visibility import Visibility
 
 
 def hidden_score(dtype: torch.dtype) -> float:
@@ -37,16 +36,3 @@ def real_tokens(lengths: Sequence[int], length: int, side: PadSide) -> Tensor:
     counts = torch.tensor(list(lengths), dtype=torch.int64).unsqueeze(1)
     places = torch.arange(length).unsqueeze(0)
     return places < counts if side == "right" else places >= length - counts
-
-
-def positions(real: Tensor) -> Tensor:
-    """0, 1, ... for the tokens of each row and 0 for its pads, int64 `[batch, length]`."""
-    return (real.cumsum(dim=1) - 1).clamp(min=0) * real
-
-
-def rectangle(real: Tensor, visibility: Visibility, dtype: torch.dtype) -> Tensor:
-    """The additive mask `[batch, 1, length, length]` of rows whose tokens are `real`
-    `[batch, length]`: no query sees a pad."""
-    places = torch.arange(real.shape[1], device=real.device)
-    seen = visibility.of(places, places).unsqueeze(0) & real.unsqueeze(1)
-    return additive(seen, dtype).unsqueeze(1)

@@ -46,7 +46,7 @@ class Vectorised:
         found = []
         for segment in batch.segments:
             own = slice(segment.start, segment.end)
-            keys, values = (_joined(t, segment.prefix, own) for t in (key, value))
+            keys, values = (joined(t, segment.prefix, own) for t in (key, value))
             places = torch.arange(keys.shape[2])
             visible = batch.additive(segment, visibility, query.dtype)
             found.append(
@@ -101,7 +101,8 @@ def _tokens(states: Tensor) -> Tensor:
     return states.transpose(1, 2).flatten(0, 1)
 
 
-def _joined(states: Tensor, prefix: tuple[int, int] | None, own: slice) -> Tensor:
+def joined(states: Tensor, prefix: tuple[int, int] | None, own: slice) -> Tensor:
+    """Keys or values of a segment's prefix, if it has one, and of its `own` tokens."""
     if prefix is None:
         return states[:, :, own]
     return torch.cat([states[:, :, prefix[0] : prefix[1]], states[:, :, own]], dim=2)

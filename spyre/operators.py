@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headswap.spyre.backends import Mode
+from headswap.spyre.backends import Mode, Unable
 from headswap.spyre.cache import PagedBatch, Pages
 from headswap.spyre.errors import AttentionError
 from headswap.spyre.native import Native, at
-from headswap.spyre.packing import PackedBatch
-from headswap.spyre.visibility import Feature, Scores, Visibility
+from headswap.spyre.visibility import FEATURES, Feature, Scores, Visibility
 
 
 @torch.library.custom_op("headswap::paged_store", mutates_args=())
@@ -97,14 +96,12 @@ def _(query: Any, key_cache: Any, value_cache: Any, *more: Any, **named: Any) ->
     return query.new_empty(*query.shape[:3], value_cache.shape[3])
 
 
-class Operators:
+class Operators(Unable):
     """Paged attention by the operators above; whole rows by plain ones."""
 
     name = "operators"
     modes: frozenset[Mode] = frozenset(("padded", "paged"))
-    features: frozenset[Feature] = frozenset(
-        ("grouped", "bidirectional", "window", "softcap", "sinks", "alibi", "bias")
-    )
+    features: frozenset[Feature] = frozenset(FEATURES)
 
     def __init__(self) -> None:
         self._plain = Native()
@@ -142,13 +139,6 @@ class Operators:
             visibility.causal, visibility.window, scores.softcap, scores.slopes, scores.sinks,
         )  # fmt: skip
         return found
-
-    def packed(
-        self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch,
-        visibility: Visibility, scores: Scores,
-    ) -> Tensor:  # fmt: skip
-        """Refused: packs have no pages."""
-        raise AttentionError("Attention backend 'operators' has no packed mode.", name=self.name)
 
 
 def fms_operators() -> bool:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from headswap.spyre.backends import Mode
-from headswap.spyre.cache import PagedBatch, Pages
-from headswap.spyre.errors import AttentionError
-from headswap.spyre.native import Native, _joined
+from headswap.spyre.backends import Mode, Unable
+from headswap.spyre.native import Native, joined
 from headswap.spyre.packing import PackedBatch
 from headswap.spyre.visibility import FEATURES, Scores, Visibility
 
 
-class Packed:
+class Packed(Unable):
     """Packs by torch's kernel where it has what a layer wants, else by plain operators."""
 
     name = "packed"
@@ -27,19 +25,6 @@ class Packed:
 
     def __init__(self) -> None:
         self._plain = Native()
-
-    def padded(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores
-    ) -> Tensor:
-        """Refused: packs have no padding."""
-        raise AttentionError("Attention backend 'packed' runs packs only.", name=self.name)
-
-    def paged(
-        self, query: Tensor, key: Tensor, value: Tensor, pages: Pages, batch: PagedBatch,
-        visibility: Visibility, scores: Scores,
-    ) -> Tensor:  # fmt: skip
-        """Refused: packs keep no cache."""
-        raise AttentionError("Attention backend 'packed' runs packs only.", name=self.name)
 
     def packed(
         self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch,
@@ -52,7 +37,7 @@ class Packed:
         found = query.new_empty(1, batch.total, query.shape[1], value.shape[3])
         for segment in batch.segments:
             own = slice(segment.start, segment.end)
-            keys, values = (_joined(t, segment.prefix, own) for t in (key, value))
+            keys, values = (joined(t, segment.prefix, own) for t in (key, value))
             seen = batch.seen(segment.end - segment.start, segment.before, visibility)
             found[:, own] = scaled_dot_product_attention(
                 query[:, :, own], keys, values, attn_mask=seen, scale=scores.scale,

@@ -14,7 +14,6 @@ from torch import Tensor
 from headswap.spyre.cache import KVCache, PagedBatch, chunks, decode, prefill
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import CapacityError, DeviceError
-from headswap.spyre.given import alike_up_to
 from headswap.spyre.hook import keep_cache
 from headswap.spyre.pool import BlockPool, Lease
 from headswap.spyre.prepare import Prepared
@@ -60,7 +59,7 @@ class Paged:
                 "tokens."
             )
         self.made, self.spec, self.static = made, spec, static
-        alike = alike_up_to(made, "longrope", "dynamic") or spec.max_context
+        alike = made.lengths.alike or spec.max_context
         self.context = min(spec.max_context, spec.max_volume, alike)
         if static is not None:
             self.context = min(self.context, static[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from headswap.heads.interface import HeadedModel
 from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import BATCH, TOLD, Layer
+from headswap.spyre.lengths import Lengths
 from headswap.spyre.view import shared_copy
 from headswap.spyre.visibility import Feature
 
@@ -80,6 +82,11 @@ class Prepared:
     def backbone(self) -> nn.Module:
         """The copy's module that turns ids into states."""
         return backbone_of(self.model)
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """How long texts may be; looked for once, since every call asks."""
+        return Lengths.of(self.backbone)
 
     @property
     def dtype(self) -> torch.dtype:

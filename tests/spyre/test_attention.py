@@ -11,7 +11,7 @@ import torch
 from headswap.spyre.backends import ATTENTION, SHIPPED, AttentionBackends
 from headswap.spyre.cache import KVCache, PagedBatch, chunks, decode, prefill
 from headswap.spyre.errors import AttentionError, DeviceError
-from headswap.spyre.masks import additive, hidden_score, real_tokens, rectangle
+from headswap.spyre.masks import additive, hidden_score, real_tokens
 from headswap.spyre.native import at
 from headswap.spyre.packing import PackedBatch, Segment
 from headswap.spyre.pool import BlockPool
@@ -32,6 +32,14 @@ RULES = {
     "both ways": Visibility(False),
     "both ways, window": Visibility(False, 3),
 }
+
+
+def rectangle(real: torch.Tensor, visibility: Visibility, dtype: torch.dtype) -> torch.Tensor:
+    """The additive mask `[batch, 1, length, length]` of rows whose tokens are `real`
+    `[batch, length]`: no query sees a pad."""
+    places = torch.arange(real.shape[1], device=real.device)
+    seen = visibility.of(places, places).unsqueeze(0) & real.unsqueeze(1)
+    return additive(seen, dtype).unsqueeze(1)
 
 
 def states(heads: int, tokens: int, dim: int = 8, rows: int = 1) -> torch.Tensor:
