@@ -18,6 +18,7 @@ from headswap.convert.gguf import gguf_tokenizer
 from headswap.convert.modules import cross_encoder_activation
 from headswap.convert.onnx import find_onnx, read_onnx
 from headswap.convert.quantised import Quantisation, forget_settings, make_readable, quantisation
+from headswap.convert.rotation import read_rotation
 from headswap.convert.stacked import Stacks
 from headswap.convert.weights import (
     Header,
@@ -175,6 +176,7 @@ def open_checkpoint(
     raw = read_json(folder / "config.json")
     check_fields(raw, folder / "config.json")
     config = _read_config(folder, raw, trust_remote_code)
+    config = read_rotation(config, raw, str(folder))
     forget_settings(config)
     keep_temperature(config, raw)
     activation = cross_encoder_activation(folder)

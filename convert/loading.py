@@ -24,6 +24,7 @@ from headswap.convert.drops import drop_reason
 from headswap.convert.model import require_head
 from headswap.convert.parallel import settle
 from headswap.convert.quantised import forget_settings, settings_of
+from headswap.convert.rotation import is_foreign, read_rotation
 from headswap.convert.weights import read_json
 from headswap.heads import Norm
 from headswap.registry.errors import (
@@ -142,19 +143,25 @@ def load_class(cls: Any, path: Any, *args: Any, allow_untrained_head: bool, **kw
 
 def plain_source(cls: Any, path: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """`path` and `kwargs` for transformers' loader that keep a head plain: a folder with quantised
-    weights is read as plain ones, and quantisation that the caller asks for leaves the head out."""
+    weights is read as plain ones, a rotation that the installed release would pass over is read,
+    and quantisation that the caller asks for leaves the head out."""
     asked = kwargs.get("quantization_config")
     if asked is not None:
         return path, {**kwargs, "quantization_config": _sparing_head(cls, asked, path, kwargs)}
     given = {"state_dict", "gguf_file"} & kwargs.keys()
     if given or path is None or not Path(path, "config.json").exists():
         return path, kwargs
-    if settings_of(read_json(Path(path, "config.json"))) is None:
+    raw = read_json(Path(path, "config.json"))
+    plain = settings_of(raw) is None
+    if plain and (not is_foreign(raw) or "config" in kwargs):
         return path, kwargs
-    checkpoint = open_checkpoint(path, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     config, rest = kwargs.get("config"), {k: v for k, v in kwargs.items() if k != "config"}
     if config is None:
         config, rest = cls.config_class.from_pretrained(path, return_unused_kwargs=True, **rest)
+        config = read_rotation(config, raw, str(path))
+    if plain:
+        return path, {**rest, "config": config}
+    checkpoint = open_checkpoint(path, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     forget_settings(config)
     return None, {**rest, "config": config, "state_dict": checkpoint.tensors()}
 

@@ -18,8 +18,9 @@ from headswap.convert.job import Job
 from headswap.convert.layouts import empty_model
 from headswap.convert.loading import check_tensors, head_tensors, meta_state, read_class
 from headswap.convert.model import ConvertedModel
+from headswap.convert.reference import Wanted, batch, token_logits
 from headswap.convert.stream import OnDisk, Piece, Stream, pieces
-from headswap.convert.verify import batch, sample_rows, token_logits
+from headswap.convert.verify import sample_rows
 
 
 def disk_model(
@@ -56,7 +57,7 @@ def _all_asked(model: Any, weights: OnDisk) -> None:
         raise ValueError(f"{min(unused)} was not read")
 
 
-def wanted_logits(job: Job, made: Stream) -> Tensor:
+def wanted_logits(job: Job, made: Stream) -> Wanted:
     """The source's own fp32 logits `[rows, labels]` for `sample_rows`."""
     cls = job.serving.cls
     rows = sample_rows(job)
@@ -65,7 +66,7 @@ def wanted_logits(job: Job, made: Stream) -> Tensor:
         found = token_logits(model, rows, cls.conversion)
         _all_asked(model, weights)
         return found
-    return _logits(disk_model(_reader(job), made.config, made.stored), rows)
+    return Wanted.of(_logits(disk_model(_reader(job), made.config, made.stored), rows))
 
 
 def written_logits(job: Job, folder: Path) -> Tensor:

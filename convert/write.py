@@ -18,9 +18,11 @@ from headswap.convert.decide import Options
 from headswap.convert.gguf import save_tokenizer
 from headswap.convert.job import Job, prepare
 from headswap.convert.plan import ConversionPlan, ConversionReport
+from headswap.convert.reference import Wanted, run
+from headswap.convert.rotation import write_rotation
 from headswap.convert.stream import Stream, obstacle, stream, write_stream
 from headswap.convert.stream_check import wanted_logits, written_logits
-from headswap.convert.verify import TOLERANCE, run, sample_rows
+from headswap.convert.verify import TOLERANCE, sample_rows
 from headswap.registry.errors import ConversionError, UnsupportedHeadError
 
 
@@ -51,6 +53,7 @@ def convert_checkpoint(
     with written_beside(target) as folder:
         write_stream(made, folder)
         made.config.save_pretrained(folder)
+        write_rotation(folder)
         _copy_tokenizer(job, folder)
         with torch.inference_mode():
             parity = _difference(written_logits(job, folder), wanted)
@@ -59,7 +62,7 @@ def convert_checkpoint(
 
 def _streamed(
     job: Job, plan: ConversionPlan, dtype: torch.dtype | None
-) -> tuple[str, Stream | None, Tensor | None]:
+) -> tuple[str, Stream | None, Wanted | None]:
     """The conversion as a copy, and the logits it must give; without them, why it can't be one."""
     reason = obstacle(job, dtype) or ("" if plan.ok else "the plan has problems")
     made = None if reason else stream(job)
@@ -85,6 +88,7 @@ def _over_a_model(
     ]
     with written_beside(target) as folder:
         model.save_pretrained(folder)
+        write_rotation(folder)
         _copy_tokenizer(job, folder)
         parity = _parity(job, model, folder)
     return _report(job, plan, target, parity, tuple(notes))
@@ -155,13 +159,13 @@ def _parity(job: Job, model: Any, folder: Path) -> float:
         model.load_state_dict(rounded)
     found = torch.cat([run(reread, batch, "right") for batch in batches])
     wanted = torch.cat([run(model, batch, "right") for batch in batches])
-    return _difference(found, wanted)
+    return _difference(found, Wanted.of(wanted))
 
 
-def _difference(found: Tensor, wanted: Tensor) -> float:
+def _difference(found: Tensor, wanted: Wanted) -> float:
     """The largest difference; `ConversionError` where rounding does not explain it."""
-    difference = float((found - wanted).abs().max())
-    if not difference <= TOLERANCE * (1 + float(wanted.abs().max())):
+    difference = float((found - wanted.logits).abs().max())
+    if not difference <= TOLERANCE * (1 + wanted.size):
         raise ConversionError(
             f"The written checkpoint gives logits that differ by {difference:.3g} from the "
             "model's; it was removed. This is a defect in headswap or in the checkpoint's class.",

@@ -46,8 +46,8 @@ class ActivationChoice:
 def choose_activation(config: Any, *, num_labels: int, call: str | None = None) -> ActivationChoice:
     """The activation of a classifier with `num_labels` columns.
 
-    The call decides; then what the checkpoint saved (`problem_type`, `function_to_apply`,
-    sentence-transformers' `activation_fn`); then the default, sigmoid for one column and softmax
+    The call decides; then what the checkpoint saved (sentence-transformers' `activation_fn`,
+    `problem_type`, `function_to_apply`); then the default, sigmoid for one column and softmax
     for more. Raises `ConversionError` for an unknown value, and for a softmax that the call asks of
     one column (it would always be 1).
     """
@@ -64,6 +64,9 @@ def choose_activation(config: Any, *, num_labels: int, call: str | None = None) 
 
 def _saved(config: Any, num_labels: int) -> ActivationChoice | None:
     found: list[tuple[Source, str, Mapping[str, ActivationName]]] = []
+    module = _stored_module(config)
+    if module is not None:
+        found.append(("sentence_transformers", module, _MODULES))
     fields: tuple[tuple[Source, Mapping[str, ActivationName]], ...] = (
         ("problem_type", _PROBLEM_TYPES),
         ("function_to_apply", _FUNCTIONS),
@@ -72,9 +75,6 @@ def _saved(config: Any, num_labels: int) -> ActivationChoice | None:
         value = getattr(config, field, None)
         if value is not None:
             found.append((field, str(value), table))
-    module = _stored_module(config)
-    if module is not None:
-        found.append(("sentence_transformers", module, _MODULES))
     if not found:
         return None
     source, value, known = found[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -50,6 +51,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("mean", "sigma", "temperature"):
             value = _number(name, getattr(self, name))
+            object.__setattr__(self, name, value)
             if name != "mean" and value <= 0:
                 raise ConversionError(
                     f"Calibration: {name}={value} ({self.reason}); it divides the logits and must "
@@ -77,6 +79,11 @@ def choose_calibration(
     """
     if isinstance(call, Calibration):
         return call
+    if call is not None and not isinstance(call, Mapping):
+        raise ConversionError(
+            f"calibration= is a {type(call).__name__}; it is a Calibration, or a mapping with "
+            "mean, sigma, temperature."
+        )
     if call is not None:
         return Calibration(**_quantities(call, "the call"), source="call", reason="asked for")
     mark = getattr(config, "headswap", None)
@@ -164,6 +171,7 @@ def _quantities(given: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not math.isfinite(value):
         raise ConversionError(f"Calibration: {name}={value!r} is no finite number.")
     return float(value)

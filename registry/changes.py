@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from headswap.registry.entry import AdapterEntry, check_target
+from headswap.registry.entry import AdapterEntry, check_name, check_target
 from headswap.registry.errors import DuplicateArchitectureError, RegistrationError
 from headswap.registry.rules import DEFAULT_RULES, SuffixRule, WeightRule, split
-from headswap.registry.state import Head, State
+from headswap.registry.state import Head, Retired, State
 from headswap.registry.tables import Tables
 
 Clash = tuple[str, str, str]
@@ -87,14 +87,38 @@ def _refuse(clashes: Sequence[Clash]) -> None:
 
 
 def add_alias(state: State, old: str, new: str, tables: Tables, replacing: bool) -> State:
-    """`state` with `old` standing for `new`; a name that is taken is refused."""
-    taken = state.entries.get(old) or tables.entry(old)
-    aimed = state.aliases.get(old)
-    if not replacing and (taken is not None or aimed not in (None, new)):
+    """`state` with `old` standing for `new`; a name that is taken is refused, and one of
+    transformers' own even where `replacing`: a class takes its place, and no other name."""
+    for name in (old, new):
+        check_name(name)
+    own, aimed = state.entries.get(old), state.aliases.get(old)
+    taken = own or tables.entry(old)
+    if (taken and not (own and replacing)) or (aimed not in (None, new) and not replacing):
         _refuse([(old, taken.owner if taken else f"alias of {aimed}", f"alias of {new}")])
-    if old == new:
+    if old in followed(state.aliases, new):
         raise RegistrationError(f"{old!r} can't be an alias of itself.")
-    return replace(state, aliases={**state.aliases, old: new})
+    kept = {name: entry for name, entry in state.entries.items() if name != old}
+    return replace(state, entries=kept, aliases={**state.aliases, old: new})
+
+
+def followed(aliases: Mapping[str, str], name: str) -> list[str]:
+    """`name`, what it is an alias of, and so on."""
+    found = [name]
+    while found[-1] in aliases:
+        found.append(aliases[found[-1]])
+    return found
+
+
+def retire(state: State, name: str, gone: Retired) -> State:
+    """`state` with the reason why `name` is gone."""
+    check_name(name)
+    if gone.renamed_to is not None:
+        check_name(gone.renamed_to)
+    elif not gone.removed_in:
+        raise RegistrationError(
+            f"Nothing says why {name} is gone; give removed_in= or renamed_to=.", architecture=name
+        )
+    return replace(state, retired={**state.retired, name: gone})
 
 
 def add_rule(state: State, rule: SuffixRule, replacing: bool) -> State:
@@ -130,17 +154,41 @@ def add_weight_rule(state: State, rule: WeightRule) -> State:
     return state
 
 
-def put_back(
-    state: State,
-    entries: Sequence[AdapterEntry],
+@dataclass(eq=False)
+class Override:
+    """Entries that stand for a while: `ours`, by name, and what stood there `before`."""
+
+    ours: Mapping[str, AdapterEntry]
+    before: dict[str, AdapterEntry | None]
+
+
+def overriding(
+    made: Iterable[AdapterEntry],
     before: Mapping[str, AdapterEntry],
-    ours: Mapping[str, AdapterEntry],
-) -> State:
-    """`state` with the names of `entries` as they were in `before`, where they still are `ours`."""
-    asked = {entry.architecture for entry in entries}
-    names = {name for name in asked if state.entries.get(name) is ours[name]}
-    kept = {n: e for n, e in state.entries.items() if n not in names}
-    return replace(state, entries={**kept, **{n: before[n] for n in names if n in before}})
+    now: Mapping[str, AdapterEntry],
+) -> Override:
+    """The override by `made`, which is stored by `now`."""
+    names = [entry.architecture for entry in made]
+    return Override({n: now[n] for n in names}, {n: before.get(n) for n in names})
+
+
+def put_back(state: State, gone: Override, others: Iterable[Override]) -> State:
+    """`state` with the names of `gone` as they were before it, where they still are its own.
+
+    Where one of the `others` that still stand has taken its place, that one puts back what `gone`
+    would have put back.
+    """
+    entries = dict(state.entries)
+    for name, mine in gone.ours.items():
+        for other in others:
+            if other.before.get(name) is mine:
+                other.before[name] = gone.before[name]
+        before = gone.before[name]
+        if entries.get(name) is mine and before is not None:
+            entries[name] = before
+        elif entries.get(name) is mine:
+            del entries[name]
+    return replace(state, entries=entries)
 
 
 def merged(state: State, base: State, staged: State, owner: str) -> State:

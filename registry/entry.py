@@ -31,11 +31,7 @@ class AdapterEntry:
     install_hint: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.architecture, str) or not self.architecture.isidentifier():
-            raise RegistrationError(
-                f"{self.architecture!r:.100} is not an architecture name; expected a class name "
-                "such as 'LlamaForCausalLM'."
-            )
+        check_name(self.architecture)
         if self.task is not None and self.task not in TASKS:
             raise RegistrationError(f"Unknown task {self.task!r}; known: {', '.join(TASKS)}.")
         check_target(self.target)
@@ -52,6 +48,15 @@ class AdapterEntry:
                               self.install_hint)  # fmt: skip
             return found
         return self.target
+
+
+def check_name(name: object) -> None:
+    """Refuse what can't be the name of a class."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise RegistrationError(
+            f"{name!r:.100} is not an architecture name; expected a class name such as "
+            "'LlamaForCausalLM'."
+        )
 
 
 def check_target(target: object) -> None:

@@ -60,7 +60,7 @@ class Plugins:
                 continue
             try:
                 take(point.load, distribution(point))
-            except Exception as error:  # a plugin may raise anything; the others must go on
+            except (Exception, SystemExit) as error:  # it may raise anything; the others go on
                 if half_imported(point):
                     waiting = True  # this thread is importing it; the next miss tries again
                     continue
@@ -79,11 +79,15 @@ def distribution(point: EntryPoint) -> str:
 
 def half_imported(point: EntryPoint) -> bool:
     """Whether the entry point's module is being imported just now."""
-    spec = getattr(sys.modules.get(point.module), "__spec__", None)
+    try:
+        name = point.module
+    except AttributeError:  # its value is no reference at all
+        return False
+    spec = getattr(sys.modules.get(name), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
 
 
-def failure(point: EntryPoint, error: Exception) -> str:
+def failure(point: EntryPoint, error: BaseException) -> str:
     """What is said of a plugin that failed."""
     return (
         f"plugin {point.name!r} of {distribution(point)} ({point.value}) could not be loaded: "

@@ -15,7 +15,7 @@ from headswap.registry.entry import AdapterEntry, Task, load_target
 from headswap.registry.errors import HeadswapError, RegistrationError
 from headswap.registry.missing import retired, unknown
 from headswap.registry.plugins import Plugins
-from headswap.registry.resolution import Resolution, Resolver
+from headswap.registry.resolution import Resolution, Resolver, check_task
 from headswap.registry.rules import SuffixRule, WeightRule
 from headswap.registry.state import Retired, State
 from headswap.registry.store import Store
@@ -40,7 +40,7 @@ class AdapterRegistry:
         tables: Callable[[], Tables] | None = None,
         state: State | None = None,
     ) -> None:
-        self._store = Store(state or State())
+        self._store, self._overrides = Store(state or State()), list[changes.Override]()
         self._plugins = Plugins(entry_point_group)
         self._read_tables = tables or Tables
 
@@ -133,9 +133,7 @@ class AdapterRegistry:
     ) -> None:
         """Say why a name is gone: `removed_in` a release, or `renamed_to` another name."""
         gone = Retired(removed_in, renamed_to, install_hint)
-        self._store.change(
-            lambda state: replace(state, retired={**state.retired, architecture: gone})
-        )
+        self._store.change(lambda state: changes.retire(state, architecture, gone))
 
     @property
     def _state(self) -> State:
@@ -168,6 +166,8 @@ class AdapterRegistry:
         the errors of `get`, and `TaskError` for a name that cannot do the task.
         """
 
+        check_task(architecture, task)
+
         def find(resolver: Resolver) -> Resolution | None:
             if architecture in self._state.retired and resolver.entry(architecture) is None:
                 return None  # a suffix rule could serve the name, and its checkpoints would not fit
@@ -181,15 +181,20 @@ class AdapterRegistry:
         return self._found(architecture, find)
 
     def _alias(self, name: str) -> str:
-        new = self._state.aliases.get(name)
-        if new is None:
+        new = changes.followed(self._state.aliases, name)[-1]
+        if new == name:
             return name
         warnings.warn(f"{name} is an old name of {new}; use {new}.", DeprecationWarning, 5)
         return new
 
     def _found(self, name: str, find: Callable[[Resolver], Found | None]) -> Found:
+        seen = self._state
+        if not isinstance(name, str):
+            raise self._missing(repr(name))
         found = find(self._resolver())
-        if found is None and self._read_plugins():
+        if found is None:
+            self._read_plugins()
+        if found is None and self._state is not seen:  # by another thread, maybe
             found = find(self._resolver())
         if found is None:
             raise self._missing(name)
@@ -266,17 +271,18 @@ class AdapterRegistry:
         with self._store.lock:
             before = self._state.entries
             self.register_many(made, replace=True)
-            ours = self._state.entries
+            own = changes.overriding(made, before, self._state.entries)
+            self._overrides.append(own)
         try:
             yield
         finally:
-            self._store.change(lambda state: changes.put_back(state, made, before, ours))
+            with self._store.lock:
+                self._overrides.remove(own)
+                self._store.change(lambda state: changes.put_back(state, own, self._overrides))
 
-    def _read_plugins(self) -> bool:
-        """Read the entry points that were not read yet; says whether the state is another now."""
-        seen = self._state
+    def _read_plugins(self) -> None:
+        """Read the entry points that were not read yet."""
         self._plugins.read(self._take_plugin)
-        return self._state is not seen
 
     def _take_plugin(self, load: Callable[[], Any], owner: str) -> None:
         with self._store.staging(owner):

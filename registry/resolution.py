@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headswap.registry.entry import AdapterEntry, Task
+from headswap.registry.entry import TASKS, AdapterEntry, Task
 from headswap.registry.errors import TaskError
 from headswap.registry.rules import SuffixRule, canonical, split
 from headswap.registry.state import State
@@ -155,6 +155,16 @@ class Resolver:
         if given is not None and (given in served or not served):
             return (given,)
         return served
+
+
+def check_task(name: str, task: str | None) -> None:
+    """Refuse a task that is none."""
+    if task is not None and task not in TASKS:
+        raise TaskError(
+            f"Unknown task {task!r} for {name}; known: {', '.join(TASKS)}.",
+            architecture=name,
+            task=str(task),
+        )
 
 
 def _exact(entry: AdapterEntry) -> str:

@@ -56,6 +56,8 @@ class Tables:
     """Model type -> class names, for each of transformers' tables."""
 
     tables: Mapping[str, Table] = field(default_factory=dict)
+    folder: str | None = None
+    """Where transformers' models lie."""
 
     @cached_property
     def _index(self) -> Mapping[str, tuple[tuple[str, str], ...]]:
@@ -94,8 +96,11 @@ class Tables:
         """The entry of one of transformers' classes; None for a name it does not list."""
         places = self._index.get(architecture)
         if not places:
-            return None
-        table, model_type = places[0]
+            return self._unlisted(architecture)
+        table = places[0][0]
+        kinds = [model_type for each, model_type in places if each == table]
+        # Of several types (exaone's is Llama's class too) the one that the class is named after.
+        model_type = max(kinds, key=lambda kind: len(kind) * _named_after(architecture, kind))
         return AdapterEntry(
             architecture,
             f"{OWNER}:{architecture}",
@@ -103,6 +108,15 @@ class Tables:
             model_type=model_type,
             owner=OWNER,
         )
+
+    def _unlisted(self, architecture: str) -> AdapterEntry | None:
+        """A causal class that transformers has and lists in no table (`ClvpForCausalLM`)."""
+        if self.folder is None or not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+            return None
+        module = _module_of(self.folder, architecture)
+        if module is None:
+            return None
+        return AdapterEntry(architecture, f"{module}:{architecture}", task="generate", owner=OWNER)
 
     def architectures(self, task: Task | None = None) -> tuple[str, ...]:
         """All class names, or those for `task`, sorted."""
@@ -121,20 +135,38 @@ def load_tables() -> Tables:
     # One thread at a time: CPython 3.11 keeps the depth of its syntax trees for all threads in one
     # place and raises SystemError when two of them build trees at once.
     with _READING:
-        return _read(str(Path(places[0], "models", "auto", "modeling_auto.py")))
+        return _read(str(Path(places[0], "models")))
 
 
 @lru_cache(maxsize=4)
-def _read(file: str) -> Tables:
+def _read(folder: str) -> Tables:
     try:
-        found = _parse(Path(file).read_text(encoding="utf-8"))
+        file = Path(folder, "auto", "modeling_auto.py")
+        found = _parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, TypeError, ValueError):  # moved, or no longer plain literals
         found = {}
     if set(found) == set(_NAMES):
-        return Tables(found)
+        return Tables(found, folder)
     # Another layout than the ones we know: pay for the import rather than miss a name.
     module = importlib.import_module("transformers.models.auto.modeling_auto")
-    return Tables({ours: _plain(getattr(module, name, {})) for ours, name in _NAMES.items()})
+    tables = {ours: _plain(getattr(module, name, {})) for ours, name in _NAMES.items()}
+    return Tables(tables, folder)
+
+
+def _named_after(architecture: str, folder: str) -> bool:
+    plain = [name.lower().replace("_", "").replace("-", "") for name in (architecture, folder)]
+    return plain[0].startswith(plain[1])
+
+
+@lru_cache(maxsize=256)
+def _module_of(folder: str, architecture: str) -> str | None:
+    """The module of transformers that defines a class; its folder's name begins the class's."""
+    kinds = [place.name for place in Path(folder).iterdir()]
+    for kind in sorted(each for each in kinds if _named_after(architecture, each)):
+        for file in Path(folder, kind).glob("modeling_*.py"):
+            if f"\nclass {architecture}(" in file.read_text(encoding="utf-8"):
+                return f"{OWNER}.models.{kind}.{file.stem}"
+    return None
 
 
 def _parse(source: str) -> dict[str, Table]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import alone, rows, tiny, word_tokenizer
 
 import headswap
+from headswap.convert.verify import verify
 
 SEQ = "AutoModelForSequenceClassification"
 
@@ -49,6 +50,8 @@ def test_a_missing_head_names_the_tensor_and_both_ways_out(
     assert tensor in caught.value.tensors
     for way in (tensor, "label_tokens", "allow_untrained_head=True"):
         assert way in str(caught.value)
+    with pytest.raises(headswap.MissingHeadError, match=tensor):
+        verify(folder, num_labels=2)
     model = headswap.load(folder, num_labels=2, allow_untrained_head=True)
     assert model.untrained_head
     assert model.get_submodule(model.head_spec.output.path).weight.abs().max() > 0

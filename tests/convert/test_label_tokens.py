@@ -187,3 +187,21 @@ def drop(folder: Any, name: str) -> None:
     state = load_file(folder / "model.safetensors")
     del state[name]
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_near_tokens_are_judged_by_the_size_of_their_own_logits(saved: Any, tmp_path: Any) -> None:
+    """A small difference of two large logits has the rounding of these."""
+    from headswap.convert.verify import verify
+
+    model = tiny("llama", tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight[7] *= 5000.0
+        model.lm_head.weight[41] = model.lm_head.weight[7] + 1e-3
+    model.save_pretrained(tmp_path / "near")
+    word_tokenizer().save_pretrained(tmp_path / "near")
+    options: dict[str, Any] = {"label_tokens": [7, 41], "method": "difference"}
+    found = verify(tmp_path / "near", **options)
+    assert found.ok
+    assert found.scale > 100
+    assert max(case.difference or 0.0 for case in found.cases) > 1e-5
+    headswap.convert_checkpoint(tmp_path / "near", tmp_path / "out", **options)

@@ -121,20 +121,20 @@ def test_an_unknown_saved_value_is_no_matter_to_a_call() -> None:
     assert (found.name, found.source) == ("sigmoid", "call")
 
 
-def test_problem_type_decides_before_the_other_spellings() -> None:
+def test_what_sentence_transformers_saved_decides_before_the_other_spellings() -> None:
     saved: dict[str, Any] = {
         "problem_type": "regression",
         "function_to_apply": "sigmoid",
         "sentence_transformers": {"activation_fn": TORCH.format("activation.Softmax")},
     }
     found = choose_activation(saved_config(saved), num_labels=3)
+    assert (found.name, found.source) == ("softmax", "sentence_transformers")
+    del saved["sentence_transformers"]
+    found = choose_activation(saved_config(saved), num_labels=3)
     assert (found.name, found.source) == ("identity", "problem_type")
     del saved["problem_type"]
     found = choose_activation(saved_config(saved), num_labels=3)
     assert (found.name, found.source) == ("sigmoid", "function_to_apply")
-    del saved["function_to_apply"]
-    found = choose_activation(saved_config(saved), num_labels=3)
-    assert (found.name, found.source) == ("softmax", "sentence_transformers")
 
 
 def test_the_reason_repeats_the_saved_value() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,53 @@ def test_a_broken_plugin_is_named_and_stops_no_other(plugins: Path) -> None:
         assert part in said
     with pytest.raises(UnknownArchitectureError, match="no libfoo"):
         registry.resolve("NobodyForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("code", "target", "said"),
+    [
+        ("", "not a ref !!", "'worst'"),
+        ("raise SystemExit(3)", "worst:register", "SystemExit"),
+        ("def register(registry): raise SystemExit", "worst:register", "SystemExit"),
+    ],
+)
+def test_nothing_that_a_plugin_does_stops_another(
+    plugins: Path, code: str, target: str, said: str
+) -> None:
+    install(plugins, "worst", code, target)
+    registry = fresh()
+    with pytest.warns(PluginWarning) as caught:
+        assert registry.owner("GoodForCausalLM") == "dist-good"
+    worst = [line for line in map(str, (w.message for w in caught)) if "dist-worst" in line]
+    assert len(worst) == 1
+    assert said in worst[0]
+
+
+def test_a_name_that_another_thread_brought_meanwhile_is_found(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = fresh()
+    missed, go = threading.Event(), threading.Event()
+    read = registry._read_plugins
+
+    def slow() -> None:
+        if threading.current_thread().name == "late":
+            missed.set()  # this thread looked before the other read, and asks after it
+            go.wait(10)
+        read()
+
+    monkeypatch.setattr(registry, "_read_plugins", slow)
+    found: list[str] = []
+    late = threading.Thread(
+        target=lambda: found.append(registry.owner("GoodForCausalLM")), name="late"
+    )
+    late.start()
+    assert missed.wait(10)
+    with pytest.warns(PluginWarning):
+        registry.owner("GoodForCausalLM")
+    go.set()
+    late.join(10)
+    assert found == ["dist-good"]
 
 
 def test_a_plugin_that_fails_half_way_registers_nothing(plugins: Path) -> None:

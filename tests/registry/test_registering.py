@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headswap.registry import (
     AdapterEntry,
@@ -18,6 +20,7 @@ from headswap.registry import (
     RegistrationError,
     RemovedArchitectureError,
     RenamedArchitectureError,
+    TaskError,
     UnknownArchitectureError,
     global_registry,
 )
@@ -142,6 +145,78 @@ def test_an_alias_serves_and_says_so_once(registry: AdapterRegistry) -> None:
     assert found.entry.architecture == "LlamaForSequenceClassification"
     with pytest.raises(DuplicateArchitectureError):
         registry.register_alias("BertModel", "LlamaForCausalLM")
+
+
+def test_an_alias_of_an_alias_is_followed(registry: AdapterRegistry) -> None:
+    registry.register_alias("OldLlama", "LlamaForCausalLM")
+    registry.register_alias("OlderLlama", "OldLlama")
+    with pytest.warns(DeprecationWarning, match=r"OlderLlama .* of LlamaForCausalLM"):
+        assert registry.resolve("OlderLlama", "classify").entry.model_type == "llama"
+    with pytest.raises(RegistrationError, match="alias of itself"):
+        registry.register_alias("LlamaForCausalLM2", "LlamaForCausalLM2")
+    with pytest.raises(RegistrationError, match="alias of itself"):
+        registry.register_alias("OldLlama", "OlderLlama", replace=True)
+
+
+def test_an_alias_in_the_place_of_an_entry_takes_effect_or_is_refused(
+    registry: AdapterRegistry,
+) -> None:
+    registry.register("ToyForCausalLM", ToyForCausalLM)
+    with pytest.raises(DuplicateArchitectureError):
+        registry.register_alias("ToyForCausalLM", "LlamaForCausalLM")
+    registry.register_alias("ToyForCausalLM", "LlamaForCausalLM", replace=True)
+    with pytest.warns(DeprecationWarning, match="old name"):
+        assert registry.get("ToyForCausalLM").architecture == "LlamaForCausalLM"
+    with pytest.raises(DuplicateArchitectureError, match="owned by transformers"):
+        registry.register_alias("GemmaForCausalLM", "LlamaForCausalLM", replace=True)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "P 1", "", "a.b"])
+def test_what_is_no_name_is_refused_before_anything_is_stored(
+    registry: AdapterRegistry, wrong: Any
+) -> None:
+    for call in (
+        lambda: registry.register_alias(wrong, "LlamaForCausalLM"),
+        lambda: registry.register_alias("OldLlama", wrong),
+        lambda: registry.retire(wrong, removed_in="1.0"),
+        lambda: registry.retire("OldModel", renamed_to=wrong or ""),
+        lambda: registry.retire("OldModel"),
+    ):
+        with pytest.raises(RegistrationError):
+            call()
+    with pytest.raises(UnknownArchitectureError):
+        registry.get(wrong)
+    with pytest.raises(UnknownArchitectureError):
+        registry.resolve(wrong)
+    for name in ("OldLlama", "OldModel"):
+        with pytest.raises(UnknownArchitectureError):
+            registry.resolve(name)
+
+
+def test_a_task_that_is_none_is_refused(registry: AdapterRegistry) -> None:
+    with pytest.raises(TaskError, match=r"Unknown task 'foo' .*; known: generate"):
+        registry.resolve("LlamaForCausalLM", "foo")  # type: ignore[arg-type]
+
+
+@given(st.permutations(range(3)), st.permutations(range(3)))
+def test_overrides_that_end_in_any_order_leave_nothing(entered: list[int], left: list[int]) -> None:
+    registry = global_registry.copy()
+    registry.register("ToyForCausalLM", ToyForCausalLM)
+    kinds = [type(f"Other{i}", (), {}) for i in range(3)]
+    open_ = {i: registry.override({"ToyForCausalLM": kinds[i], "TmpModel": kinds[i]})
+             for i in range(3)}  # fmt: skip
+    standing = []
+    for i in entered:
+        open_[i].__enter__()
+        standing.append(i)
+        assert registry.get("ToyForCausalLM").load() is kinds[i]
+    for i in left:
+        open_[i].__exit__(None, None, None)
+        standing.remove(i)
+        top = kinds[standing[-1]] if standing else ToyForCausalLM
+        assert registry.get("ToyForCausalLM").load() is top
+    with pytest.raises(UnknownArchitectureError):
+        registry.get("TmpModel")
 
 
 def test_values_are_frozen_and_a_conversion_leaves_the_base_alone(

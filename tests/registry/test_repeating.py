@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,33 @@ def test_errors_keep_their_attributes_across_processes(registry: AdapterRegistry
 
 @pytest.mark.parametrize("text", ["MODEL_MAPPING_NAMES = OrderedDict([(A, B)])", "a b", None])
 def test_a_table_that_is_no_plain_text_is_imported(tmp_path: Path, text: str | None) -> None:
-    file = tmp_path / "modeling_auto.py"
+    (tmp_path / "auto").mkdir()
     if text is not None:
-        file.write_text(text)
-    assert tables_module._read(str(file)) == load_tables()
+        (tmp_path / "auto" / "modeling_auto.py").write_text(text)
+    assert tables_module._read(str(tmp_path)).tables == load_tables().tables
+
+
+def test_every_causal_class_is_served_whether_a_table_lists_it_or_not() -> None:
+    causal = re.compile(r"^class (\w+(?:ForCausalLM|LMHeadModel))\(", re.MULTILINE)
+    files = Path(str(load_tables().folder)).glob("*/modeling_*.py")
+    names = {name for file in files for name in causal.findall(file.read_text("utf-8"))}
+    names = {name for name in names if not name.startswith(("Auto", "Flax", "TF"))}
+    assert len(names) > 100
+    registry = AdapterRegistry(tables=load_tables)
+    served = {name: registry.resolve(name, "classify") for name in sorted(names)}
+    unlisted = {name for name in names if not load_tables().model_types(name)}
+    assert "ClvpForCausalLM" in unlisted
+    for name in unlisted:
+        assert served[name].entry.load().__name__ == name
+    with pytest.raises(UnknownArchitectureError):
+        registry.resolve("NoSuchForCausalLM")
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertModel", "Qwen2ForCausalLM", "T5Model"])
+def test_a_class_of_several_model_types_has_the_one_that_it_is_named_after(name: str) -> None:
+    entry = load_tables().entry(name)
+    assert entry is not None
+    assert name.lower().startswith(str(entry.model_type))
 
 
 @pytest.mark.parametrize("table", sorted(load_tables().tables))
