@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headswap.registry.errors import ConversionError, LabelError
+from torch import Tensor
+
+from headswap.registry.errors import InputError, LabelError
+from headswap.text.given import whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,14 @@ def best(scores: Mapping[str, float], top_k: int | None) -> dict[str, float]:
 
 def check_top_k(top_k: int | None) -> None:
     """Refuse a `top_k` that would leave no label."""
-    if top_k is not None and top_k < 1:
-        raise ConversionError(f"top_k={top_k}; it must be 1 or more.", top_k=top_k)
+    if top_k is not None:
+        whole_number("top_k", top_k, 1)
 
 
 def check_top_n(top_n: int | None) -> None:
     """Refuse a `top_n` that would leave no document."""
-    if top_n is not None and top_n < 1:
-        raise ConversionError(f"top_n={top_n}; it must be 1 or more.", top_n=top_n)
+    if top_n is not None:
+        whole_number("top_n", top_n, 1)
 
 
 def check_columns(shape: Sequence[int], rows: int, labels: Sequence[str]) -> None:
@@ -90,4 +93,16 @@ def check_columns(shape: Sequence[int], rows: int, labels: Sequence[str]) -> Non
             f"The model gave logits of shape {list(shape)} for {rows} texts, and its config names "
             f"{len(labels)} labels ({', '.join(labels[:5])}); that needs [{rows}, {len(labels)}].",
             labels=len(labels),
+        )
+
+
+def check_finite(found: Tensor, what: str) -> None:
+    """Refuse rows of `found` (`[rows]` or `[rows, width]`) that are not finite, naming them."""
+    bad = ~found.isfinite()
+    wrong = tuple((bad.any(dim=1) if bad.dim() > 1 else bad).nonzero().flatten().tolist())
+    if wrong:
+        raise InputError(
+            f"{what} {wrong[0]} has numbers that are not finite. They come of broken weights or of "
+            "a dtype that is too narrow; load the model in float32.",
+            rows=wrong,
         )

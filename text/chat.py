@@ -106,7 +106,7 @@ class _Chat:
     def _check_ids(self, template: str, slots: tuple[str, ...]) -> None:
         """Parts must have the ids that they have in the whole, as the reference encodes it."""
         values = dict.fromkeys(slots, "what is this")
-        ids, _ = PairTemplate.compile((template,), self._tokenizer, start=False).encode(
+        ids, _ = PairTemplate.compile((template,), self._tokenizer, marks=False).encode(
             values, None, Budgets()
         )
         whole = self._tokenizer(template.format(**values), add_special_tokens=False)["input_ids"]

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+from headswap.convert.conversion import marks
+from headswap.registry.errors import ConversionError
 from headswap.text.answers import Answer, best, check_top_k, label_names
+from headswap.text.cross_encoder import check_settings
 from headswap.text.encode import Encoded, Encoder
+from headswap.text.forms import PairTemplateText
 from headswap.text.given import Text, Truncation, as_list
+from headswap.text.pairs import PairTemplate, takes_pairs
 from headswap.text.runner import Progress, Runner
+from headswap.text.running import is_causal
 from headswap.text.scoring import CalibrationLike, Scoring
 from headswap.text.source import open_source
 
@@ -19,7 +25,8 @@ class Classifier:
     """Classifies texts with a checkpoint or a model.
 
     `source` is what `headswap.load` takes (with `load_options`), or a loaded classifier, which
-    needs `tokenizer`. `template` (default: the one stored with the model) stands around each text.
+    needs `tokenizer`. `template` stands around each text, or, with `{query}` and `{document}`,
+    around each pair: "auto" is the one stored with the model, if any; None is none.
     `activation` is "softmax", "sigmoid" or "identity"; what decided is in `.activation`.
     `calibration` (a `headswap.text.Calibration`, or a mapping with `mean`, `sigma`, `temperature`)
     is applied to the logits before it; what decided is in `.calibration`. A text longer than the
@@ -32,7 +39,7 @@ class Classifier:
         source: str | PathLike[str] | Any,
         *,
         tokenizer: Any = None,
-        template: str | None = None,
+        template: PairTemplateText | None = "auto",
         activation: str | None = None,
         calibration: CalibrationLike | None = None,
         batch_size: int = 32,
@@ -40,7 +47,7 @@ class Classifier:
         truncation: Truncation = True,
         **load_options: Any,
     ) -> None:
-        opened = open_source(source, tokenizer, load_options, "classify")
+        opened = open_source(source, tokenizer, load_options, "classify", check_settings)
         self.model, tokenizer = opened.model, opened.tokenizer
         self.labels = label_names(self.model.config)
         self._scoring = Scoring.of(self.model.config, len(self.labels), activation, calibration)
@@ -48,11 +55,13 @@ class Classifier:
         self.calibration = self._scoring.calibration
         self.runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self.runner.batch_size, self.runner.limit
-        stored = getattr(self.model.config, "headswap", None) or {}
-        self.template = template if template is not None else stored.get("template")
+        stored = marks(self.model.config).get("template")
+        self.template = stored if template == "auto" else template
+        causal = is_causal(self.model.config)
         self._encoder = Encoder(
-            tokenizer, self.limit, template=self.template, truncation=truncation
-        )
+            tokenizer, self.limit, template=_compiled(self.template, tokenizer, causal),
+            truncation=truncation, causal=causal,
+        )  # fmt: skip
 
     def classify(
         self,
@@ -93,3 +102,18 @@ class Classifier:
         first = max(range(len(scores)), key=scores.__getitem__)
         kept = best(dict(zip(self.labels, scores, strict=True)), top_k)
         return Answer(self.labels[first], scores[first], kept, logits, len(row.ids), row.truncated)
+
+
+def _compiled(
+    template: PairTemplateText | None, tokenizer: Any, causal: bool
+) -> str | PairTemplate | None:
+    """A template for one text as it is, and one for pairs compiled."""
+    if template is None or not takes_pairs(template):
+        return "".join(template) if template else None
+    made = PairTemplate.compile(template, tokenizer, causal=causal)
+    if made.takes_instruction:
+        raise ConversionError(
+            "The template has {instruction}, and a Classifier takes none; a Reranker does.",
+            template=template,
+        )
+    return made

@@ -11,6 +11,7 @@ from typing import Any
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.modules import listed_modules, read_modules, settings, transformer_settings
 from headswap.registry.errors import UnsupportedHeadError
+from headswap.text.notices import notify
 
 # Arguments of the chat template that cut or pad, or say how the result is handed over.
 _SIZES = ("max_length", "padding", "truncation", "return_tensors", "return_dict", "tokenize")
@@ -93,4 +94,17 @@ def check_modules(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, 
             module=kinds,
         )
     pair_files(checkpoint.folder)
+    return options
+
+
+def check_settings(checkpoint: Checkpoint, options: dict[str, Any]) -> dict[str, Any]:
+    """`options` as they are, for a classifier, which gives texts the tokenizer's own form: refuses
+    settings that change what is run, and warns of a form of pairs that only a reranker follows."""
+    found = pair_files(checkpoint.folder)
+    if found.chat or found.prompt:
+        form = f"the prompt {found.prompt!r} before" if found.prompt else "the chat template around"
+        notify(
+            f"{checkpoint.name} was saved to be run with {form} each pair; a Classifier does not "
+            "put it there, a Reranker does. Give template=, or take a Reranker."
+        )
     return options

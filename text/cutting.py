@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headswap.registry.errors import ConversionError, InputError
-from headswap.text.given import Side
+from headswap.registry.errors import InputError
+from headswap.text.given import Side, whole_number
 
 Owners = Sequence[str | None]
 QUERY, DOCUMENT = "query", "document"
@@ -22,10 +22,7 @@ class Budgets:
 
     def __post_init__(self) -> None:
         for name in (QUERY, DOCUMENT):
-            if getattr(self, name) < 0:
-                raise ConversionError(
-                    f"max_{name}_tokens={getattr(self, name)}; it must be 0 (no limit) or more."
-                )
+            whole_number(f"max_{name}_tokens", getattr(self, name), 0)
 
     @property
     def any(self) -> bool:

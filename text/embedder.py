@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.modules import read_modules
 from headswap.registry.errors import ConversionError, InputError
+from headswap.text.answers import check_finite
 from headswap.text.encode import Encoded, Encoder
-from headswap.text.given import Truncation, as_list
+from headswap.text.given import Truncation, as_list, whole_number
 from headswap.text.recipe import Recipe, pooled, read_recipe
 from headswap.text.runner import Progress, Runner
 from headswap.text.source import open_source
@@ -96,6 +97,7 @@ class Embedder:
         vectors = self._runner.run(rows, function, progress) if by_executor is None else by_executor
         if not rows:
             return vectors.reshape(0, 0).numpy()
+        check_finite(vectors, "The vector of text")
         vectors = self._cut(vectors, dimensions)
         if self.recipe.normalize if normalize is None else normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
@@ -128,6 +130,8 @@ class Embedder:
         if name is not None and prompt is not None:
             raise ConversionError("Give prompt= or prompt_name=, not both.")
         if prompt is not None:
+            if not isinstance(prompt, str):
+                raise ConversionError(f"prompt= is a string; got a {type(prompt).__name__}.")
             return prompt
         name = self.recipe.default_prompt if name is None else name
         if name is None:
@@ -173,6 +177,7 @@ class Embedder:
         chosen = self.recipe.dimension if asked is None else asked
         if chosen is None:
             return vectors
+        whole_number("dimensions", chosen, 1)
         config = self.model.config
         allowed = allowed_dimensions(
             getattr(config, "matryoshka_dimensions", None),
@@ -196,12 +201,17 @@ def allowed_dimensions(
     """The numbers of dimensions that vectors of `width` may be cut to.
 
     `listed` is matryoshka_dimensions in config.json, `flag` is_matryoshka. A list offers what it
-    lists, and the whole width. An empty list, or a false flag, says that the vectors can't be cut.
-    No list says nothing: any number goes, and what it is worth is the caller's to know.
+    lists, and the whole width, whatever the flag. An empty list, or a false flag alone, says that
+    the vectors can't be cut. No list says nothing: any number goes, and what it is worth is the
+    caller's to know. Raises `ConversionError` for what is no list of whole numbers.
     """
     if listed is None:
         return [width] if flag is False else range(1, width + 1)
-    return sorted({*(int(each) for each in listed if 0 < int(each) <= width), width})
+    if not isinstance(listed, list | tuple) or not all(type(each) is int for each in listed):
+        raise ConversionError(
+            f"matryoshka_dimensions in config.json is {listed!r}; it is a list of whole numbers."
+        )
+    return sorted({*(each for each in listed if 0 < each <= width), width})
 
 
 def _is_path(source: Any) -> bool:

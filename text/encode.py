@@ -58,6 +58,7 @@ class Encoder:
         truncation: Truncation = True,
         budgets: Budgets | None = None,
         hint: str = "",
+        causal: bool = True,
     ) -> None:
         self.limit, self._hint = limit, hint
         self._budgets = budgets or Budgets()
@@ -72,7 +73,9 @@ class Encoder:
             self._shortened(["a"], None)
         self._segments = "token_type_ids" in tokenizer.model_input_names
         self.template = (
-            Template.compile(template, tokenizer) if isinstance(template, str) else template
+            template
+            if template is None or isinstance(template, PairTemplate)
+            else Template.compile(template, tokenizer, causal=causal)
         )
         self._pairs: bool | None = None
 

@@ -100,7 +100,7 @@ def fit_head(
     given = list(texts)
     columns, names = label_columns(list(labels), len(given), model)
     classifier = Classifier(
-        model, tokenizer=tokenizer, template=template, batch_size=batch_size,
+        model, tokenizer=tokenizer, template=template or "auto", batch_size=batch_size,
         max_length=max_length, truncation=truncation,
     )  # fmt: skip
     rows = classifier.encode(given)
@@ -262,7 +262,7 @@ def _log_loss(logits: Tensor, columns: Tensor) -> float:
     return float(F.cross_entropy(logits, columns))
 
 
-def _fill(model: Any, found: Linear, names: tuple[str, ...], template: str | None,
+def _fill(model: Any, found: Linear, names: tuple[str, ...], template: Any,
           temperature: float | None) -> None:  # fmt: skip
     """Put the fit into the model; nothing here can fail half-way."""
     layer = _output(model).float()  # a head runs in fp32 whatever the backbone's dtype

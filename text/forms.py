@@ -10,13 +10,13 @@ from typing import Any
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.conversion import marks
 from headswap.convert.intent import stored_intent
-from headswap.registry import global_registry
 from headswap.registry.errors import ConversionError, UnsupportedHeadError
 from headswap.text.chat import chat_family, names_pairs
 from headswap.text.cross_encoder import PairFiles, pair_files
 from headswap.text.encode import Encoder
 from headswap.text.families import FAMILIES, RerankerFamily, family_of
 from headswap.text.pairs import PairTemplate
+from headswap.text.running import is_causal
 
 PairTemplateText = str | Sequence[str]
 CHAT = "chat"
@@ -98,7 +98,7 @@ class Chooser:
         return () if intent is None else tuple(map(str, intent.names or intent.tokens))
 
     def _bare(self) -> Form:
-        if not global_registry.is_causal(self.config.model_type):
+        if not is_causal(self.config):
             return Form(None, "the tokenizer's pair scheme", prompt=self.files.prompt)
         may = [family.name for family in FAMILIES if family.model_type == self._model_type]
         hint = "".join(f" If it is a {name}, say template={name!r}." for name in may)
@@ -117,9 +117,10 @@ class PairEncoder:
     """Encoders for calls with and without an instruction, in one form."""
 
     def __init__(
-        self, form: Form, tokenizer: Any, make: Callable[[PairTemplate | None, str], Encoder]
-    ) -> None:
-        self.form, self._tokenizer, self._make = form, tokenizer, make
+        self, form: Form, tokenizer: Any, causal: bool,
+        make: Callable[[PairTemplate | None, str], Encoder],
+    ) -> None:  # fmt: skip
+        self.form, self._tokenizer, self._causal, self._make = form, tokenizer, causal, make
         self._plain = self._encoder(form.template)
         self._instructed = self._with_instruction()
 
@@ -129,7 +130,8 @@ class PairEncoder:
         if instruction and self._instructed is None:
             raise ConversionError(
                 f"An instruction was given, but the form of a pair ({self.form.source}) has no "
-                "place for it; give a template with {instruction}."
+                "place for it; give a template with {instruction}, or instruction='' for a call "
+                "without the reranker's own."
             )
         if not instruction and self._instructed is self._plain and not self.default:
             raise ConversionError("The template has {instruction}, and no instruction was given.")
@@ -153,10 +155,10 @@ class PairEncoder:
         return [(self.form.prompt + query, document) for query, document in pairs]
 
     def _encoder(self, template: PairTemplateText | None) -> Encoder:
-        start = not (self.form.family and self.form.family.complete)
+        marks = not (self.form.family and self.form.family.complete)
         made = None
         if template is not None:
-            made = PairTemplate.compile(template, self._tokenizer, start=start)
+            made = PairTemplate.compile(template, self._tokenizer, marks=marks, causal=self._causal)
         return self._make(made, self.form.hint)
 
     def _with_instruction(self) -> Encoder | None:

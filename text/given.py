@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
@@ -26,6 +27,20 @@ def side_of(truncation: Truncation, tokenizer: Any) -> Side:
             "'right', or False (refuse)."
         )
     return truncation
+
+
+def is_whole(value: Any) -> bool:
+    """Whether `value` is a whole number, Python's or numpy's, and no truth value."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value` of the option `name`; `ConversionError` for what is no whole number from `least`."""
+    if not is_whole(value) or value < least:
+        raise ConversionError(
+            f"{name}={value!r}; it must be {least} or more, a whole number.", **{name: value}
+        )
+    return int(value)
 
 
 def as_list(texts: Any, what: str = "texts") -> list[Any]:

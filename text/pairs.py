@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headswap.registry.errors import ConversionError
@@ -25,7 +25,7 @@ from headswap.text.cutting import (
     room_for_text,
 )
 from headswap.text.given import Side
-from headswap.text.template import parse_parts, start_mark
+from headswap.text.template import SLOT, end_marks, parse_parts, start_marks
 
 INSTRUCTION = "instruction"
 SLOTS = (INSTRUCTION, QUERY, DOCUMENT)
@@ -46,10 +46,10 @@ class PairTemplate:
 
     @classmethod
     def compile(
-        cls, source: str | Sequence[str], tokenizer: Any, *, start: bool = True
+        cls, source: str | Sequence[str], tokenizer: Any, *, marks: bool = True, causal: bool = True
     ) -> PairTemplate:
-        """Encode the fixed pieces of `source`, with the tokenizer's start mark exactly once; with
-        `start` False no mark is added.
+        """Encode the fixed pieces of `source`, with the tokenizer's own marks around them exactly
+        once, as in `Template.compile`; with `marks` False none is added.
 
         Raises `ConversionError` for an unknown variable, for a template without a query or a
         document slot or with two of one kind, and for a tokenizer that can't tell where a token
@@ -60,20 +60,29 @@ class PairTemplate:
                 f"{type(tokenizer).__name__} does not say where its tokens stand in a text, and a "
                 "template for pairs needs that to cut the right ones. Use the fast tokenizer."
             )
-        parts = [parse_parts(piece, SLOTS) for piece in _pieces(source)]
+        parts = [parse_parts(piece, SLOTS) for piece in pieces_of(source)]
         _check_slots(source, [slot for piece in parts for _, slot in piece if slot])
         if isinstance(source, str):
             parts = _three(parts[0])
-        fixed = copy.deepcopy(tokenizer)
-        first = start_mark(fixed) if start else None
-        pieces = [piece for part in parts for piece in _compiled(part, fixed)]
-        if first is not None and not (pieces and pieces[0][:1] == (first,)):
-            pieces.insert(0, (first,))
         body = copy.deepcopy(tokenizer)
+        body.backend_tokenizer.post_processor = None  # some take blanks off a token's place
         _encode(body, "")  # sets the state of splitting marks, once and for all
         strings = (source,) if isinstance(source, str) else tuple(source)
         named = any(slot == INSTRUCTION for piece in parts for _, slot in piece)
-        return cls(strings, named, tuple(pieces), body)
+        fixed = copy.deepcopy(tokenizer)
+        pieces = []
+        made = cls(strings, named, (), body)
+        for part in parts:
+            apart = list(_compiled(part, fixed))
+            made._check_joints(part, apart, fixed)
+            pieces += apart
+        if marks:
+            first, last = start_marks(fixed), end_marks(fixed, causal)
+            if first and not (pieces and pieces[0][: len(first)] == first):
+                pieces.insert(0, first)
+            if last and pieces[-1][-len(last) :] != last:
+                pieces.append(last)
+        return replace(made, _pieces=tuple(pieces))
 
     def encode(
         self, values: Mapping[str, str], limit: int | None, budgets: Budgets, side: Side = "right"
@@ -94,6 +103,20 @@ class PairTemplate:
             counts = document_first(counts, room_for_text(owners, limit))
         return [ids[i] for i in kept(owners, counts, side)], len(ids)
 
+    def _check_joints(self, part: list[Part], apart: list[Piece], fixed: Any) -> None:
+        """Refuse special marks between slots that change how the text behind them is read."""
+        if len(apart) < 2:
+            return
+        values = dict.fromkeys(SLOTS, "what is this")
+        ids = [each for piece in apart for each in self._piece(piece, values)[0]]
+        if ids != fixed(_filled(part, values)[0], add_special_tokens=False)["input_ids"]:
+            raise ConversionError(
+                f"Template {self.strings!r}: what stands behind its special marks has other ids "
+                "apart than together. Give a sequence of strings, cut where they are to be encoded "
+                "apart.",
+                template=self.strings,
+            )
+
     def _piece(self, piece: Piece, values: Mapping[str, str]) -> tuple[list[int], list[str | None]]:
         if not piece or isinstance(piece[0], int):
             return [i for i in piece if isinstance(i, int)], [None] * len(piece)
@@ -110,7 +133,12 @@ def _encode(tokenizer: Any, text: str) -> Any:
     )  # fmt: skip
 
 
-def _pieces(source: str | Sequence[str]) -> Sequence[str]:
+def pieces_of(source: str | Sequence[str]) -> Sequence[str]:
+    """The strings of a template; `ConversionError` for what is none."""
+    if not isinstance(source, Sequence):
+        raise ConversionError(
+            f"A template is a string, or a sequence of them; got a {type(source).__name__}."
+        )
     return [source] if isinstance(source, str) else list(source)
 
 
@@ -140,8 +168,7 @@ def _compiled(parts: list[Part], tokenizer: Any) -> Iterator[Piece]:
         if text:
             yield tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         return
-    marks = sorted(special_marks(tokenizer), key=len, reverse=True)
-    pattern = re.compile(f"({'|'.join(map(re.escape, marks))})") if marks else None
+    pattern = mark_pattern(special_marks(tokenizer))
     run: list[Part] = []
     for literal, slot in parts:
         pieces = pattern.split(literal) if pattern else [literal]
@@ -156,10 +183,22 @@ def _compiled(parts: list[Part], tokenizer: Any) -> Iterator[Piece]:
     yield tuple(run)
 
 
+def takes_pairs(source: str | Sequence[str]) -> bool:
+    """Whether a template is for a query and a document, and not for one text."""
+    parts = [part for piece in pieces_of(source) for part in parse_parts(piece, (*SLOTS, SLOT))]
+    return any(slot in SLOTS for _, slot in parts)
+
+
 def special_marks(tokenizer: Any) -> set[str]:
     """Every special mark: the named ones, and those that only the list of added tokens has."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     return {*map(str, tokenizer.all_special_tokens), *(str(t) for t in added if t.special)}
+
+
+def mark_pattern(marks: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern of one group that finds any of `marks`, the longest first; None without marks."""
+    known = sorted((mark for mark in marks if mark), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
 
 
 def _filled(

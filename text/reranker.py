@@ -15,9 +15,10 @@ from headswap.text.encode import Encoded, Encoder
 from headswap.text.forms import Chooser, PairEncoder, PairTemplateText
 from headswap.text.given import Truncation, as_list
 from headswap.text.notices import notify
-from headswap.text.pairs import PairTemplate
+from headswap.text.pairs import PairTemplate, pieces_of
 from headswap.text.roles import Role
 from headswap.text.runner import Progress, Runner
+from headswap.text.running import is_causal
 from headswap.text.scoring import CalibrationLike, Scoring
 from headswap.text.source import open_source
 
@@ -168,10 +169,14 @@ class Reranker:
 
     def _form(self, template: PairTemplateText | None) -> PairEncoder:
         """The form of a call; those of the last few calls are kept, since making one is slow."""
-        key = template if template is None or isinstance(template, str) else tuple(template)
+        bare = template is None or isinstance(template, str)
+        key = template if bare else tuple(pieces_of(template))  # type: ignore[arg-type]
         found = self._forms.get(key)
         if found is None:
-            found = PairEncoder(self._chooser.form(key), self._tokenizer, self._encoder_of)
+            found = PairEncoder(
+                self._chooser.form(key), self._tokenizer, is_causal(self.model.config),
+                self._encoder_of,
+            )  # fmt: skip
             self._forms = {**dict([*self._forms.items()][-3:]), key: found}
         return found
 

@@ -8,22 +8,21 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from headswap.convert.checkpoint import Checkpoint
 from headswap.convert.decide import own_task
 from headswap.registry.errors import ConversionError, InputError
-from headswap.text.answers import label_names
+from headswap.text.answers import check_finite, label_names
+from headswap.text.conversation import ChatEncoder, Message
 from headswap.text.encode import Encoded
-from headswap.text.given import as_list, check_text
+from headswap.text.given import as_list
 from headswap.text.notices import notify
 from headswap.text.roles import Role, roles_of_model
 from headswap.text.runner import Progress, Runner
 from headswap.text.source import Adjust, open_source
-from headswap.text.template import start_mark
 from headswap.text.tokenwise import mark_id, steps, token_function, token_logits
-
-Message = Mapping[str, Any]
 
 
 class RewardModel:
@@ -31,11 +30,13 @@ class RewardModel:
 
     `source` is what `headswap.load` takes (with `load_options`), or a loaded model, which needs
     `tokenizer`. Messages go through `chat_template` (default: the tokenizer's), with exactly one
-    start mark. The number is the head's own, in fp32, with no function and no calibration applied.
-    Of two labels, as many process-reward models have, `label` names the one that means good; the
-    number is then its logit less the other's, whose sigmoid is the softmax of the two. A model that
-    classifies tokens has `token_rewards` alone. The end of a
-    conversation is what is rated, so one beyond the limit (`.limit`) is refused;
+    start mark; a special mark that a message spells out stays text, unlike in transformers' own
+    `apply_chat_template`, so that nobody closes a turn from inside. The number is the head's own,
+    in fp32, with no function and no calibration applied. Of two labels, as many process-reward
+    models have, `label` names the one that means good; the number is then its logit less the
+    other's, whose sigmoid is the softmax of the two. A model that classifies tokens has
+    `token_rewards` alone. The end of a conversation is what is rated, so one beyond the limit
+    (`.limit`) is refused;
     `truncation="left"` cuts its beginning instead, behind the start mark.
     """
 
@@ -70,7 +71,7 @@ class RewardModel:
                 "The tokenizer has no chat template, so the form in which the model was trained "
                 "is unknown. Pass chat_template=, or a tokenizer that has one."
             )
-        self._start = start_mark(self._tokenizer)
+        self._chat = ChatEncoder(self._tokenizer)
         self._runner = Runner(opened, batch_size=batch_size, max_length=max_length)
         self.batch_size, self.limit = self._runner.batch_size, self._runner.limit
 
@@ -98,8 +99,10 @@ class RewardModel:
                 "conversation; use token_rewards."
             )
         rows = self.encode(conversations, chat_template=chat_template)
-        found: list[float] = self._number(self._runner.logits(rows, self.labels, progress)).tolist()
-        return found
+        found = self._number(self._runner.logits(rows, self.labels, progress))
+        check_finite(found, "Conversation")
+        numbers: list[float] = found.tolist()
+        return numbers
 
     def token_rewards(
         self,
@@ -116,12 +119,14 @@ class RewardModel:
         does, `InputError` for a conversation without the mark, and `UnsupportedHeadError` for a
         head that is not put on the last token, of which other tokens have no number.
         """
-        rows = self.encode(conversations, chat_template=chat_template)
         mark = None if step_mark is None else mark_id(self._tokenizer, step_mark)
+        rows = self.encode(conversations, chat_template=chat_template, step_mark=step_mark)
         places = [steps(row.ids, mark, number) for number, row in enumerate(rows)]
         function = (token_logits if _rates_tokens(self.model) else token_function)(self.model)
         found = self._runner.each(rows, function, progress)
-        return [self._number(values[places[i]]).tolist() for i, values in enumerate(found)]
+        numbers = [self._number(values[places[i]]) for i, values in enumerate(found)]
+        check_finite(torch.tensor([float(each.sum()) for each in numbers]), "Conversation")
+        return [values.tolist() for values in numbers]
 
     def _number(self, logits: Tensor) -> Tensor:
         """`[...]` of `[..., labels]`: the only column, or the good one less the other."""
@@ -134,12 +139,17 @@ class RewardModel:
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         *,
         chat_template: str | None = None,
+        step_mark: str | int | None = None,
     ) -> list[Encoded]:
-        """The ids that each conversation is given to the model as."""
+        """The ids that each conversation is given to the model as; of the special marks that its
+        messages spell out, `step_mark` alone is read as one."""
         given: list[Any] = as_list(conversations, "conversations")
         if given and all(isinstance(each, Mapping) for each in given):
             given = [given]
-        rows = [self._row(number, each, chat_template) for number, each in enumerate(given)]
+        read = None
+        if step_mark is not None:
+            read = self._tokenizer.convert_ids_to_tokens(mark_id(self._tokenizer, step_mark))
+        rows = [self._row(number, each, chat_template, read) for number, each in enumerate(given)]
         cut = sum(row.truncated for row in rows)
         if cut:
             notify(
@@ -148,27 +158,13 @@ class RewardModel:
             )
         return rows
 
-    def _row(self, number: int, messages: Any, chat_template: str | None) -> Encoded:
-        _check(number, messages)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=chat_template,
-                tokenize=False,
-            )
-        except Exception as error:  # the template is the checkpoint's own program
-            raise InputError(
-                f"Conversation {number}: the chat template refuses it: {error}", rows=(number,)
-            ) from error
-        check_text(text, number, "Conversation")
-        ids = list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        if self._start is not None:
-            while ids[:1] == [self._start]:
-                ids = ids[1:]
-            ids = [self._start, *ids]
+    def _row(
+        self, number: int, messages: Any, chat_template: str | None, read: str | None
+    ) -> Encoded:
+        ids = self._chat.ids(number, messages, chat_template, read)
         limit, full = self.limit.value, len(ids)
         if limit is not None and full > limit > 1 and self._cuts:
-            before = ids[:1] if self._start is not None else []
+            before = ids[: len(self._chat.start)]
             ids = [*before, *ids[len(before) - limit :]]
         if not ids or (limit is not None and len(ids) > limit):
             raise InputError(
@@ -208,28 +204,3 @@ def _column(model: Any, labels: Sequence[str], label: str | None) -> int:
             labels=tuple(labels),
         )
     return labels.index(label)
-
-
-def _check(number: int, messages: Any) -> None:
-    good = (
-        isinstance(messages, Sequence)
-        and not isinstance(messages, str)
-        and len(messages) > 0
-        and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in messages)
-    )
-    if not good:
-        raise InputError(
-            f"Conversation {number} is not a list of messages with a role and a content.",
-            rows=(number,),
-        )
-    for place, message in enumerate(messages):
-        # A template would print what is no text as Python does ("None", "b'x'"), and rate that.
-        kinds = (str, list, type(None)) if message.get("tool_calls") else (str, list)
-        if not isinstance(message["role"], str) or not isinstance(message["content"], kinds):
-            raise InputError(
-                f"Message {place} of conversation {number} has a role that is a "
-                f"{type(message['role']).__name__} and a content that is a "
-                f"{type(message['content']).__name__}; a role is a string, and a content is one, "
-                "or a list of parts.",
-                rows=(number,),
-            )

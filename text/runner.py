@@ -11,7 +11,9 @@ from torch import Tensor
 
 from headswap.registry.errors import ConversionError, InputError
 from headswap.text.answers import check_columns
+from headswap.text.batches import Batches
 from headswap.text.encode import Encoded, collate
+from headswap.text.given import is_whole, whole_number
 from headswap.text.lengths import Limit, usable_length
 from headswap.text.running import device_of, evaluating, takes_segments, vocabulary
 from headswap.text.source import Source
@@ -31,10 +33,11 @@ class Runner:
         batch_size: int,
         max_length: int | None,
     ) -> None:
-        if batch_size < 1:
-            raise ConversionError(f"batch_size={batch_size}; it must be 1 or more.")
+        batch_size = whole_number("batch_size", batch_size, 1)
         self.model, self.executor = source.model, source.executor
         self.batch_size, self._pad_id = _padding(source.model, source.tokenizer, batch_size)
+        if self.executor is None:
+            self._batches = Batches(source.model, self.batch_size, self._pad_id)
         self._vocabulary = vocabulary(source.model)
         self._segments = takes_segments(source.model)
         folder = source.checkpoint.folder if source.checkpoint is not None else None
@@ -54,16 +57,18 @@ class Runner:
     ) -> list[Tensor]:
         """As `run`, one tensor a row, which may differ in shape from batch to batch."""
         self.check_ids(rows)
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         found: list[Tensor] = [torch.empty(0)] * len(rows)
+        done = 0
         with evaluating(self.model), torch.inference_mode():
-            for start in range(0, len(order), self.batch_size):
-                chosen = order[start : start + self.batch_size]
+            for chosen in self._batches.of([len(row.ids) for row in rows]):
                 batch = self._batch([rows[i] for i in chosen])
-                for i, value in zip(chosen, function(batch).float().cpu(), strict=True):
+                with self._batches.running():
+                    values = function(batch).float().cpu()
+                for i, value in zip(chosen, values, strict=True):
                     found[i] = value
+                done += len(chosen)
                 if progress is not None:
-                    progress(start + len(chosen), len(rows))
+                    progress(done, len(rows))
         return found
 
     def check_ids(self, rows: Sequence[Encoded]) -> None:
@@ -112,11 +117,9 @@ class Runner:
         self.check_ids(rows)
         kinds = [row.types or [0] * len(row.ids) for row in rows]
         given = kinds if self._segments and any(row.types for row in rows) else None
-        found: Tensor = run([row.ids for row in rows], given)
+        found: Tensor = run([row.ids for row in rows], given, progress=progress)
         if labels is not None and rows:
             check_columns(found.shape, len(rows), labels)
-        if progress is not None and rows:
-            progress(len(rows), len(rows))
         return found
 
     def _batch(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
@@ -147,12 +150,12 @@ def _pools_by_place(model: Any) -> bool:
     return summary and getattr(model.config, "summary_type", "first") != "first"
 
 
-def _limit(limit: Limit, asked: int | None) -> Limit:
+def _limit(limit: Limit, asked: Any) -> Limit:
     if asked is None:
         return limit
-    if asked < 1 or (limit.value is not None and asked > limit.value):
+    if not is_whole(asked) or asked < 1 or (limit.value is not None and asked > limit.value):
         raise ConversionError(
-            f"max_length={asked} is not from 1 to {limit.value or 'any number'} "
+            f"max_length={asked!r} is not from 1 to {limit.value or 'any number'} "
             f"(limit from {limit.source})."
         )
     return Limit(asked, "max_length")

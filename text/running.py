@@ -7,17 +7,26 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import Parameter
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from headswap.convert.model import ConvertedModel
+from headswap.registry import global_registry
+
 # Here segment ids are looked up in the table of words (`wte(token_type_ids)`), so the zeros that
 # some tokenizers add by themselves would put word 0 on every token.
 _SEGMENTS_ARE_WORDS = frozenset(
     ("codegen", "ctrl", "flaubert", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "xlm")
 )
+
+
+def is_causal(config: Any) -> bool:
+    """Whether a model of `config` is a causal language model, whose last token sees the rest."""
+    return global_registry.is_causal(config.get_text_config().model_type)
 
 
 def device_of(model: Any) -> torch.device:
@@ -42,8 +51,11 @@ def takes_segments(model: Any) -> bool:
     model = getattr(model, "_orig_mod", model)
     if getattr(model.config.get_text_config(), "model_type", None) in _SEGMENTS_ARE_WORDS:
         return False
-    known = inspect.signature(getattr(model, "forward", model)).parameters.values()
-    return any(p.name == "token_type_ids" or p.kind is p.VAR_KEYWORD for p in known)
+    ours = isinstance(model, ConvertedModel)  # which hands on what its backbone names
+    forward = model.backbone.forward if ours else getattr(model, "forward", model)
+    known = inspect.signature(forward).parameters
+    more = Parameter.VAR_POSITIONAL if ours else Parameter.VAR_KEYWORD
+    return "token_type_ids" in known or any(p.kind is more for p in known.values())
 
 
 # Callers inside, and the modules to put back, by model. Shared by all classifiers of a model: the

@@ -57,7 +57,8 @@ class Scoring:
         Raises `InputError` for a score that is no finite number: none is the best of a row with it.
         """
         scores = apply_activation(self.calibration.apply(logits), self.activation)
-        wrong = tuple((~scores.isfinite()).any(dim=-1).nonzero().flatten().tolist())
+        finite = scores.isfinite() & logits.isfinite()  # a sigmoid of infinity is 1
+        wrong = tuple((~finite).any(dim=-1).nonzero().flatten().tolist())
         if wrong:
             row = wrong[0]
             raise InputError(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any
 
@@ -14,6 +14,7 @@ from headswap.convert.decide import Options
 from headswap.convert.job import decide
 from headswap.registry.errors import ConversionError
 from headswap.spyre import Executor
+from headswap.text.notices import notify
 from headswap.text.roles import Role, require, roles_of
 
 Adjust = Callable[[Checkpoint, dict[str, Any]], dict[str, Any]]
@@ -62,12 +63,16 @@ def open_source(
             )
         if role is not None:
             require(source, role)
+        _say_untrained(source)
         return Source(source, tokenizer, None)
     trust = options.get("trust_remote_code", False)
     checkpoint = open_adapted(source, options.get("adapter"), trust_remote_code=trust)
     if adjust is not None:
         options = adjust(checkpoint, options)
     tokenizer = tokenizer if tokenizer is not None else checkpoint.tokenizer()
+    unknown = sorted(set(options) - {each.name for each in fields(Options)} - {"dtype", "device"})
+    if unknown:
+        raise TypeError(f"{', '.join(unknown)}: no option here, and none of headswap.load.")
     dtype, device = options.pop("dtype", None), options.pop("device", None)
     wanted = Options(tokenizer=tokenizer, **options)
     if role not in (None, "classify"):  # a classifier's own errors of loading say more
@@ -75,4 +80,13 @@ def open_source(
     model = decide(checkpoint, wanted).load(dtype, device)
     if role is not None:
         require(model, role)
+    _say_untrained(model)
     return Source(model, tokenizer, checkpoint)
+
+
+def _say_untrained(model: Any) -> None:
+    if getattr(model, "untrained_head", False):
+        notify(
+            f"The head of {type(model).__name__} holds random numbers (allow_untrained_head=True), "
+            "so its answers mean nothing yet; train it (headswap.fit_head)."
+        )

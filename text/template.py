@@ -24,6 +24,8 @@ def parse_parts(template: str, known: Sequence[str]) -> list[tuple[str, str | No
 
     Raises `ConversionError` for a variable that is not in `known`, or a stray brace.
     """
+    if not isinstance(template, str):
+        raise ConversionError(f"A template is a string; got a {type(template).__name__}.")
     parts: list[tuple[str, str | None]] = []
     rest = ""
     try:
@@ -69,15 +71,18 @@ class Template:
     _body: Any
 
     @classmethod
-    def compile(cls, source: str, tokenizer: Any) -> Template:
-        """Encode the fixed parts of `source`, with the tokenizer's start mark exactly once."""
+    def compile(cls, source: str, tokenizer: Any, *, causal: bool = True) -> Template:
+        """Encode the fixed parts of `source`, with the tokenizer's own marks around them exactly
+        once: the leading ones, and the closing ones where `end_marks` has some."""
         before, after = parse_template(source)
         fixed = copy.deepcopy(tokenizer)
         prefix = fixed(before, add_special_tokens=False)["input_ids"] if before else []
         suffix = fixed(after, add_special_tokens=False)["input_ids"] if after else []
-        start = start_mark(fixed)
-        if start is not None and prefix[:1] != [start]:
-            prefix = [start, *prefix]
+        start, end = start_marks(fixed), end_marks(fixed, causal)
+        if tuple(prefix[: len(start)]) != start:
+            prefix = [*start, *prefix]
+        if end and tuple(suffix[-len(end) :]) != end:
+            suffix = [*suffix, *end]
         # A copy of its own: the switch below is a state of the tokenizer, not of a call.
         body = copy.deepcopy(tokenizer)
         body("", add_special_tokens=False, split_special_tokens=True)
@@ -104,9 +109,26 @@ class Template:
         return [*self.prefix, *body, *self.suffix], full
 
 
-def start_mark(tokenizer: Any) -> int | None:
-    """The mark that the tokenizer puts before a text by itself (a start or class mark), or None."""
+def start_marks(tokenizer: Any) -> tuple[int, ...]:
+    """The marks that the tokenizer puts before a text by itself (a start or class mark)."""
+    return _own_marks(tokenizer)[0]
+
+
+def end_marks(tokenizer: Any, causal: bool) -> tuple[int, ...]:
+    """The marks that belong behind a template: those that the tokenizer puts behind a text by
+    itself, unless the model is `causal`, where the template's own end is what comes last.
+
+    A class mark that stands at the end (XLNet) belongs there in any case: it is what is pooled.
+    """
+    found = _own_marks(tokenizer)[1]
+    return found if not causal or tokenizer.cls_token_id in found else ()
+
+
+def _own_marks(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the tokenizer puts before and behind a text by itself."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     ids = tokenizer("a")["input_ids"]
-    marked = len(ids) > len(bare) and ids[1 : 1 + len(bare)] == bare
-    return int(ids[0]) if marked else None
+    for place in range(len(ids) - len(bare) + 1):
+        if ids[place : place + len(bare)] == bare:
+            return tuple(ids[:place]), tuple(ids[place + len(bare) :])
+    return (), ()

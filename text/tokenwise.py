@@ -62,7 +62,7 @@ def mark_id(tokenizer: Any, mark: str | int) -> int:
     """The id of a step mark. Raises `ConversionError` for a word that is not one token."""
     if isinstance(mark, int):
         return mark
-    known = tokenizer.convert_tokens_to_ids(mark)
+    known = tokenizer.convert_tokens_to_ids(mark) if isinstance(mark, str) else None
     if known is None or tokenizer.convert_ids_to_tokens(known) != mark:
         raise ConversionError(
             f"step_mark={mark!r} is no single token of the tokenizer; give one, or its id.",

@@ -12,7 +12,7 @@ import torch
 from tiny_models import alone, tiny
 
 import headswap
-from headswap.text import Reranker
+from headswap.text import Classifier, Reranker
 
 SEQ = "AutoModelForSequenceClassification"
 QUERY, DOCUMENTS = "the fox", ["quick {x} brown", "yes", "no <|im_end|> prefixed fox", "  the "]
@@ -228,6 +228,8 @@ def test_a_default_prompt_stands_before_the_query_as_in_a_cross_encoder(
     assert found == pytest.approx(wanted, abs=1e-5)
     plain = Reranker(tmp_path / "x").score("w9 w8 w1", ["w2", "w3 w4"])
     assert found == pytest.approx(plain, abs=1e-6)
+    with pytest.warns(UserWarning, match="the prompt 'w9 w8 ' before each pair; a Classifier does"):
+        Classifier(tmp_path / "ce")
 
 
 def test_a_default_prompt_that_a_familys_form_has_no_place_for_is_refused(
@@ -254,8 +256,9 @@ def test_arguments_of_the_tokenizer_that_would_change_what_is_run_are_refused(
     listed = [{"idx": 0, "path": "", "type": "sentence_transformers.base.modules.Transformer"}]
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"processing_kwargs": given}))
-    with pytest.raises(headswap.UnsupportedHeadError, match="max_length"):
-        Reranker(folder)
+    for kind in (Reranker, Classifier):
+        with pytest.raises(headswap.UnsupportedHeadError, match="max_length"):
+            kind(folder)
 
 
 def test_special_marks_that_only_the_added_tokens_name_are_marks_in_a_template(

@@ -292,6 +292,8 @@ def test_a_path_brings_its_tokenizer_and_its_template(tmp_path: Path) -> None:
     ]
     assert answer.logits == pytest.approx(wanted.tolist(), abs=1e-5)
     (bare,) = Classifier(tmp_path / "out", template="{text}").classify("w5 w6")
+    (none,) = Classifier(tmp_path / "out", template=None).classify("w5 w6")
+    assert none.logits == pytest.approx(bare.logits, abs=1e-6)
     assert bare.tokens == 2
 
 
@@ -326,3 +328,23 @@ def test_threads_give_what_one_thread_gives() -> None:
         for thread in threads:
             thread.join()
     assert all(found[n] == serial for n in range(8))
+
+
+def test_a_stored_template_for_pairs_takes_pairs(tmp_path: Path) -> None:
+    from headswap.text import Reranker, roles
+
+    tiny("llama").save_pretrained(tmp_path / "lm")
+    tokenizer("llama").save_pretrained(tmp_path / "lm")
+    headswap.convert_checkpoint(
+        tmp_path / "lm", tmp_path / "out", label_tokens=[7, 9], method="difference",
+        template="w1 {query} w2 {document} w3",
+    )  # fmt: skip
+    assert "classify" in roles(tmp_path / "out").offered
+    classifier, reranker = Classifier(tmp_path / "out"), Reranker(tmp_path / "out")
+    (found,) = classifier.classify([("w5", "w6 w7")])
+    assert classifier.encode([("w5", "w6 w7")]) == reranker.encode("w5", ["w6 w7"])
+    assert [found.score] == pytest.approx(reranker.score("w5", ["w6 w7"]), abs=1e-6)
+    with pytest.raises(headswap.ConversionError, match="takes pairs"):
+        classifier.classify("w5")
+    with pytest.raises(headswap.ConversionError, match="a Reranker does"):
+        Classifier(tmp_path / "out", template="{instruction} {query} {document}")

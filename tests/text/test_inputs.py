@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import alone, tiny
 
 import headswap
-from headswap.text import Classifier, Embedder, Reranker, RewardModel
+from headswap.text import Calibration, Classifier, Embedder, Reranker, RewardModel
 from headswap.text.encode import Encoder
 from headswap.text.given import side_of
 from headswap.text.lengths import Limit
@@ -157,6 +158,100 @@ def test_ids_and_texts_do_not_mix(wrong: Any, words: Any) -> None:
     classifier = Classifier(tiny("llama", SEQ, num_labels=3), tokenizer=words("chat"))
     with pytest.raises(headswap.InputError, match="a list"):
         classifier.classify(wrong)
+
+
+# -- options of a wrong kind ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["2", 1.5, True, 0, -1, None.__class__])
+def test_a_number_that_is_no_whole_number_is_refused_by_its_name(wrong: Any, words: Any) -> None:
+    one, own = tiny("bert", SEQ, num_labels=1), words("bert")
+    reranker = Reranker(one, tokenizer=own)
+    embedder = Embedder(headswap.as_embedding_model(tiny("bert", "AutoModel")), tokenizer=own)
+    calls: dict[str, Callable[[], Any]] = {
+        "top_n": lambda: reranker.rank("w1", ["w2"], top_n=wrong),
+        "top_k": lambda: Classifier(one, tokenizer=own).classify("w1", top_k=wrong),
+        "dimensions": lambda: embedder.embed("w1", dimensions=wrong),
+        "batch_size": lambda: Classifier(one, tokenizer=own, batch_size=wrong),
+        "max_length": lambda: Classifier(one, tokenizer=own, max_length=wrong),
+    }
+    if wrong != 0 or wrong is False:
+        calls["max_query_tokens"] = lambda: Reranker(one, tokenizer=own, max_query_tokens=wrong)
+    for name, call in calls.items():
+        with pytest.raises(headswap.ConversionError, match=f"{name}="):
+            call()
+
+
+def test_numpys_numbers_are_numbers(words: Any) -> None:
+    one, own = tiny("bert", SEQ, num_labels=1), words("bert")
+    reranker = Reranker(one, tokenizer=own, max_length=np.int64(32), batch_size=np.int32(2))
+    assert len(reranker.rank("w1", ["w2", "w3"], top_n=np.int64(1))) == 1
+    plain = reranker.score("w1", ["w2"], calibration={"temperature": 2.0})
+    assert reranker.score("w1", ["w2"], calibration={"temperature": np.float32(2)}) == plain
+    given = Calibration(temperature=np.float32(2))
+    assert reranker.score("w1", ["w2"], calibration=given) == plain
+    assert type(given.temperature) is float
+
+
+def test_an_option_of_a_wrong_kind_is_refused_with_its_kind(words: Any, tmp_path: Any) -> None:
+    one, own = tiny("qwen3", SEQ, num_labels=1), words("chat", chat=True)
+    own.chat_template = CHAT
+    embedder = Embedder(headswap.as_embedding_model(tiny("bert", "AutoModel")), tokenizer=own)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("got a int", lambda: Classifier(one, tokenizer=own, template=5)),  # type: ignore[arg-type]
+        ("got a int", lambda: Reranker(one, tokenizer=own, template=5)),  # type: ignore[arg-type]
+        ("got a int", lambda: embedder.embed("w1", prompt=5)),  # type: ignore[arg-type]
+        ("is a list", lambda: Classifier(one, tokenizer=own, calibration=[1])),  # type: ignore[arg-type]
+        ("no single token", lambda: RewardModel(one, tokenizer=own).token_rewards(
+            [[{"role": "user", "content": "w1"}]], step_mark=1.5)),  # type: ignore[arg-type]
+    ]  # fmt: skip
+    for message, call in calls:
+        with pytest.raises(headswap.ConversionError, match=message):
+            call()
+    one.save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    for kind in (Classifier, Reranker, RewardModel, Embedder):
+        with pytest.raises(TypeError, match="colour, size: no option here, and none of headswap"):
+            kind(tmp_path, size=1, colour=2)
+
+
+def test_a_vector_that_is_not_finite_is_refused_by_its_text(words: Any) -> None:
+    broken, own = tiny("bert", "AutoModel"), words("bert")
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[own.convert_tokens_to_ids("w9")] = torch.inf
+    embedder = Embedder(headswap.as_embedding_model(broken), tokenizer=own)
+    with pytest.raises(headswap.InputError, match="vector of text 1 has numbers") as caught:
+        embedder.embed(["w1", "w9", "w2"])
+    assert caught.value.rows == (1,)
+    assert len(embedder.embed(["w1", "w2"])) == 2
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("activation", ["sigmoid", "identity"])
+def test_logits_that_are_not_finite_are_refused_though_a_sigmoid_of_them_is(
+    wrong: float, labels: int, activation: str, words: Any
+) -> None:
+    broken, own = tiny("bert", SEQ, num_labels=labels), words("bert")
+    with torch.no_grad():
+        broken.classifier.bias[0] = wrong
+    with pytest.raises(headswap.InputError, match="not finite"):
+        Classifier(broken, tokenizer=own, activation=activation).classify(["w1", "w2"])
+    with pytest.raises(headswap.InputError, match="not finite"):
+        Reranker(broken, tokenizer=own, activation=activation,
+                 relevance=None if labels == 1 else "LABEL_0").rank("w1", ["w2"])  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "mpnet", "bert"])
+def test_segments_of_a_tokenizer_reach_only_a_backbone_that_has_them(
+    kind: str, words: Any, tmp_path: Any
+) -> None:
+    model, own = tiny(kind, SEQ, num_labels=1), words("bert")
+    model.save_pretrained(tmp_path)
+    own.save_pretrained(tmp_path)
+    wanted = Reranker(model, tokenizer=own).score("w1 w2", ["w3", "w4 w5"])
+    found = Reranker(tmp_path).score("w1 w2", ["w3", "w4 w5"])
+    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 # -- the side that is cut -------------------------------------------------------------------------

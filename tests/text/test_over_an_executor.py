@@ -79,3 +79,15 @@ def test_ids_that_the_model_does_not_know_are_refused_over_an_executor_too() -> 
     over = Classifier(Executor(bert(2), backend="eager"), tokenizer=word_tokenizer())
     with pytest.raises(headswap.InputError, match="token id 70000"):
         over.classify([[5, 70000]])
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_progress_is_told_after_each_run_and_counts_equal_texts_too(how: dict[str, Any]) -> None:
+    over = Classifier(Executor(bert(2), backend="eager", **how), tokenizer=word_tokenizer())
+    texts = [*TEXTS, *(f"w1 w{i % 60} {'w2 ' * (i % 50)}" for i in range(300))]
+    seen: list[tuple[int, int]] = []
+    over.classify(texts, progress=lambda done, total: seen.append((done, total)))
+    assert [total for _, total in seen] == [len(texts)] * len(seen)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert len(seen) > 1
+    assert seen[-1][0] == len(texts)

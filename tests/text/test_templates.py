@@ -8,14 +8,19 @@ import warnings
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers.processors import TemplateProcessing
 
 import headswap
 from headswap.text import Template, parse_template
+from headswap.text.cutting import Budgets
 from headswap.text.encode import Encoder
 from headswap.text.lengths import Limit
-from headswap.text.template import start_mark
+from headswap.text.pairs import PairTemplate
+from headswap.text.template import start_marks
 
 FREE = Limit(None, "nothing")
 CHAT = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -140,21 +145,53 @@ def test_there_is_exactly_one_start_mark(
 @pytest.mark.parametrize("family", ["ends", "gpt2"])
 def test_no_start_mark_is_added_where_the_tokenizer_adds_none(byte_pairs: Any, family: str) -> None:
     own = byte_pairs(family)
-    assert start_mark(own) is None
+    assert start_marks(own) == ()
     ids, _ = Template.compile("yes {text}", own).encode("no", None)
     assert ids == [*plain(own, "yes "), *plain(own, "no")]
 
 
 def test_an_unknown_word_is_not_taken_for_a_start_mark(words: Any) -> None:
     own = words("gpt2")  # unknown words become </s>, which is its start mark too, never added
-    assert start_mark(own) is None
+    assert start_marks(own) == ()
 
 
-def test_an_encoder_keeps_its_first_mark_under_a_template(words: Any) -> None:
-    own = words("bert")
-    ids, _ = Template.compile("w1 {text} w3", own).encode("w2", None)
-    assert ids[0] == own.cls_token_id
-    assert ids.count(own.cls_token_id) == 1
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "ends"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_encoder_keeps_its_own_marks_under_a_template_once_each(
+    words: Any, family: str, marked: bool
+) -> None:
+    own = words(family)
+    wanted = own("w1 w2 w3")["input_ids"]
+    around = own.decode(wanted).split("w1 w2 w3") if marked else ["", ""]
+    ids, _ = Template.compile(f"{around[0]}w1 {{text}} w3{around[1]}", own, causal=False).encode(
+        "w2", None
+    )
+    assert ids == wanted
+    pair, _ = PairTemplate.compile(f"{around[0]}w1 {{query}} {{document}}{around[1]}", own,
+                                   causal=False).encode({"query": "w2", "document": "w3"}, None,
+                                                        Budgets())  # fmt: skip
+    assert pair == wanted
+
+
+def test_a_causal_model_reads_the_templates_own_end_last(words: Any) -> None:
+    ends = words("ends")
+    bare = ends("w1 w2", add_special_tokens=False)["input_ids"]
+    assert Template.compile("w1 {text}", ends).encode("w2", None)[0] == bare
+    summary = words("ends", cls_token="</s>")  # as XLNet's, whose class mark stands at the end
+    found, _ = Template.compile("w1 {text}", summary).encode("w2", None)
+    assert found == [*bare, ends.eos_token_id]
+
+
+def test_two_leading_marks_are_both_kept(words: Any) -> None:
+    own = words("chat", chat=True)
+    start, turn = own.convert_tokens_to_ids(["<s>", "<|im_start|>"])
+    own.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> <|im_start|> $A", special_tokens=[("<s>", start), ("<|im_start|>", turn)]
+    )
+    assert start_marks(own) == (start, turn)
+    wanted = own("w1 w2")["input_ids"]
+    assert Template.compile("w1 {text}", own).encode("w2", None)[0] == wanted
+    assert Template.compile("<s> <|im_start|> w1 {text}", own).encode("w2", None)[0] == wanted
 
 
 def test_literal_braces_reach_the_ids(byte_pairs: Any) -> None:
@@ -248,3 +285,48 @@ def test_threads_encode_marks_as_one_thread_does(byte_pairs: Any) -> None:
         for thread in threads:
             thread.join()
     assert found == [True] * 160
+
+
+# -- tokenizers of other kinds --------------------------------------------------------------------
+
+
+def test_blanks_are_cut_with_the_text_that_they_stand_in(byte_pairs: Any) -> None:
+    own = byte_pairs("gpt2")
+    own.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as RoBERTa's
+    pieces = ("yes ", "{query}", " no ", "{document}", " prefix")
+    template = PairTemplate.compile(pieces, own)
+    document = "\n".join(["    fox"] * 12)
+    values = {"query": "quick", "document": document}
+    full, count = template.encode(values, None, Budgets())
+    assert full == [i for part in ("yes ", "quick", " no ", document, " prefix")
+                    for i in own(part)["input_ids"]]  # fmt: skip
+    body = own(document)["input_ids"]
+    fixed = count - len(body) - len(own("quick")["input_ids"])
+    for kept in (1, len(body) // 2):
+        limit = fixed + len(own("quick")["input_ids"]) + kept
+        ids, _ = template.encode(values, limit, Budgets())
+        assert ids == [*full[: limit - len(own(" prefix")["input_ids"])],
+                       *own(" prefix")["input_ids"]]  # fmt: skip
+    blank = {"query": "q", "document": "fox" + "\n\n \n" * 40}
+    assert len(template.encode(blank, 40, Budgets())[0]) == 40
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_marks_between_slots_that_would_change_the_ids_are_refused(words: Any, scheme: str) -> None:
+    own = words("chat", chat=True)
+    vocabulary = {each: i for i, each in enumerate(
+        ["<s>", "<pad>", "</s>", "<unk>", "\u2581what", "\u2581is", "\u2581this", "\u2581a", "what",
+         "\u2581", "a"])}  # fmt: skip
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    own = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        pad_token="<pad>",
+    )  # fmt: skip
+    source = "a {query}</s>{document} a"
+    if scheme == "always":
+        assert PairTemplate.compile(source, own)
+        return
+    with pytest.raises(headswap.ConversionError, match="other ids apart than together"):
+        PairTemplate.compile(source, own)
+    assert PairTemplate.compile(("a {query}", "</s>", "{document} a"), own)
