@@ -187,15 +187,16 @@ def decode(
     held = [lease.blocks[: -(-count // block_size)] for lease, count in zip(leases, filled,
                                                                         strict=True)]  # fmt: skip
     extra = max(0, (rows or 0) - len(held))
+    spare = _spare(extra, block_size).tolist()
     slots = [
         lease.blocks[(count - 1) // block_size] * block_size + (count - 1) % block_size
         for lease, count in zip(leases, filled, strict=True)
     ]
     return PagedBatch(
         tables=_tables([*held, *[[PADDING_BLOCK]] * extra], blocks or 0),
-        slots=torch.tensor([*slots, *range(extra)]).unsqueeze(1),
-        filled=torch.tensor([*filled, *range(1, extra + 1)]),
-        left=torch.tensor([*[0] * len(held), *range(extra)]),
+        slots=torch.tensor([*slots, *spare]).unsqueeze(1),
+        filled=torch.tensor([*filled, *(place + 1 for place in spare)]),
+        left=torch.tensor([*[0] * len(held), *spare]),
         block_size=block_size,
         run=None if rows or blocks else _side_by_side(held),
     )

@@ -156,7 +156,7 @@ class RulesBackend:
         if report.errors and self.on_violation == "raise":
             return _refuse(report, self.spec)
         if not report.clean and self.on_violation == "warn":
-            warnings.warn(_summary(report, self.spec), RuleWarning, stacklevel=2)
+            warnings.warn(summary(report, self.spec), RuleWarning, stacklevel=2)
         return run if self.then == "eager" else _compiler(self.then)(gm, example_inputs)
 
 
@@ -198,13 +198,14 @@ def _matched(named: list[Input | Any], traced_inputs: Sequence[Any]) -> list[Inp
 
 def _refuse(report: RuleReport, spec: DeviceSpec) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
-        raise RuleError(_summary(report, spec), report=report)
+        raise RuleError(summary(report, spec), report=report)
 
     return refuse
 
 
-def _summary(report: RuleReport, spec: DeviceSpec) -> str:
+def summary(report: RuleReport, spec: DeviceSpec, what: str = "The graph breaks") -> str:
+    """How many findings of which kind, and the first of them."""
     first = "\n".join(str(f) for f in report.findings[:_SHOWN])
     rest = len(report.findings) - _SHOWN
     more = f"\n... and {rest} more kinds; see .report" if rest > 0 else ""
-    return f"The graph breaks rules of {spec.dialect}: {report.summary}.\n{first}{more}"
+    return f"{what} rules of {spec.dialect}: {report.summary}.\n{first}{more}"

@@ -58,14 +58,18 @@ def outer_layers(backbone: nn.Module) -> list[nn.Module]:
     return found
 
 
-def compile_layers(backbone: nn.Module, compiler: Guarded, limit: int, device: str = "cpu") -> int:
+def compile_layers(
+    backbone: nn.Module, compiler: Guarded, limit: int, device: str = "cpu",
+    first: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> int:  # fmt: skip
     """Have every outer layer of `backbone` run compiled, static in shape and in one graph each;
     returns how many there are.
 
     Weights are inputs of the graph, so layers of one kind share it. `limit` graphs at most. The
     code object is this executor's own: torch keeps graphs by code object, and ten executors in
     one process must not use up each other's room. Weights and inputs go to `device`; states stay
-    there from layer to layer, and the last layer's come back to the host.
+    there from layer to layer, and the last layer's come back to the host. `first` gets the first
+    layer and what runs it, and gives what runs in its place.
     """
 
     def run(layer: nn.Module, *arguments: Any, **keywords: Any) -> Any:
@@ -76,10 +80,12 @@ def compile_layers(backbone: nn.Module, compiler: Guarded, limit: int, device: s
     layers = outer_layers(backbone)
     for layer in layers:
         inner = copy.copy(layer)  # its forward is still the class's
-        run_layer = partial(_limited, compiled, limit, inner)
+        run_layer: Callable[..., Any] = partial(_limited, compiled, limit, inner)
         if device != "cpu":
             inner.to(device)
             run_layer = partial(_on_device, run_layer, device, layer is layers[-1])
+        if first is not None and layer is layers[0]:
+            run_layer = first(inner, run_layer)
         layer.forward = run_layer
     return len(layers)
 

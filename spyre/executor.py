@@ -8,6 +8,7 @@ On a CPU the same prepared model runs in packs without padding (`eager`), in com
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from headswap.spyre.backends import ATTENTION
 from headswap.spyre.choosing import choose_attention, has_kernel
-from headswap.spyre.compiling import Guarded, compile_layers, explained
+from headswap.spyre.compiling import explained
 from headswap.spyre.device import DeviceSpec
-from headswap.spyre.errors import DeviceError
+from headswap.spyre.errors import DeviceError, RuleWarning
+from headswap.spyre.findings import RuleReport
 from headswap.spyre.generating import end_ids, generate
 from headswap.spyre.given import (
     buckets,
@@ -32,14 +34,13 @@ from headswap.spyre.given import (
     refuse_plan,
 )
 from headswap.spyre.hook import install
-from headswap.spyre.linears import lay_out
+from headswap.spyre.looking import InputGuard
 from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
-from headswap.spyre.padding import pad_to_sticks
-from headswap.spyre.paging import Paged, blocks_together, run_rows, shares
-from headswap.spyre.prepare import cast, prepare
-from headswap.spyre.pruning import keep_last_layer
+from headswap.spyre.paging import Paged, blocks_together, default_blocks, run_rows, shares
+from headswap.spyre.passes import card_memory, compile_for, fit
+from headswap.spyre.prepare import prepare
 from headswap.spyre.rectangles import Ids, run_rectangle
-from headswap.spyre.reporting import Counts, compiled, described, findings
+from headswap.spyre.reporting import Counts, Progress, Told, compiled, described
 from headswap.spyre.shapes import Shape, planned
 from headswap.spyre.stack import choose, refuse_pages
 
@@ -53,7 +54,7 @@ class Executor:
                what the layers want, else plain operators
     shapes     (batch, length) rectangles; where graphs are compiled, only these run. Default: the
                lengths 64 to 512 in powers of two. On eager without shapes nothing is padded
-    rules      what `checked` does with a finding: "raise", "warn" or "record"
+    rules      what becomes of findings in graphs and their inputs: "raise", "warn" or "record"
     device     the card's limits; default by backend
     dtype      of the backbone (default: as it is), or of all of a causal language model; a
                classifier's head always runs in fp32
@@ -65,7 +66,6 @@ class Executor:
                run rows over the paged cache: in chunks, and what stands at their start and is known
                from earlier rows is not computed again. For causal models that pool the last token;
                with others it is off, as `report()` says
-
     pad_weights
                pad heads and feed-forwards to whole sticks for "checked" and "spyre", with zeros
 
@@ -98,23 +98,18 @@ class Executor:
             self.prepared, attention, planned=self.plan is not None,
             fused=self.backend.name in ("eager", "inductor"),
         )  # fmt: skip
-        if pad_weights and self.backend.name in ("checked", "spyre"):
-            pad_to_sticks(self.prepared, self.backend.spec.stick)
-        cast(self.prepared, dtype)
-        if self.backend.compiler is None:
-            lay_out(self.prepared)
-        self._compiler: Guarded | None = None
-        if self.backend.compiler is not None and self.plan is not None:
-            self._compiler = Guarded(self.backend.compiler)
-            self._compiler.planned = ", ".join(map(str, self.plan.shapes))
-            keep_last_layer(self.prepared)
-            limit = 8 * len(self.plan.shapes) + 8
-            compile_layers(self.prepared.backbone, self._compiler, limit, self.backend.device)
+        fit(self.prepared, self.backend, dtype, packs=self.packs, pad_weights=pad_weights)
         self.block_size = block_size or self.backend.spec.block_size
         self.num_blocks = num_blocks
         self.shares_prefixes = share_prefixes and shares(self.prepared)
-        self._counts = Counts()
-        self._lock = threading.RLock()
+        pages = self.prepared.head_spec is None or self.shares_prefixes
+        cached = (num_blocks or default_blocks(self.block_size)) * self.block_size * pages
+        self.memory = card_memory(self.prepared, self.backend, self.plan, cached)
+        if rules == "warn" and self.memory is not None and not self.memory.report().clean:
+            warnings.warn(str(self.memory.report()), RuleWarning, stacklevel=2)
+        self._guard = InputGuard(self.backend.spec, rules) if self.backend.ruled else None
+        self._compiler = compile_for(self.prepared, self.backend, self.plan, self._guard)
+        self._counts, self._lock = Counts(), threading.RLock()
         self._paged: Paged | None = None
         self.ready = self._compiler is None
 
@@ -146,12 +141,15 @@ class Executor:
             for length in (shape.length, shape.length - 1):  # a full batch may need no mask
                 self._rectangle([[mark] * length] * shape.batch, None, shape)
 
-    def logits(self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None) -> Tensor:
+    def logits(
+        self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None,
+        progress: Progress | None = None,
+    ) -> Tensor:  # fmt: skip
         """fp32 logits `[rows, num_labels]` of rows of token ids, in their order.
 
-        Raises `ShapeError` for a row that is empty or longer than what is planned or than the
-        model takes (both numbers, before any work), `NonFiniteError` naming the rows whose logits
-        are not finite.
+        `progress(done, total)` is called with numbers of rows after each run. Raises `ShapeError`
+        for a row that is empty or longer than what is planned or than the model takes (both
+        numbers, before any work), `NonFiniteError` naming the rows whose logits are not finite.
         """
         head: Any = self.prepared.model
         if not hasattr(head, "logits_of"):
@@ -159,17 +157,21 @@ class Executor:
                 f"{type(head).__name__} has no classification head; logits() needs one: "
                 "headswap.as_seq_cls_model(). generate() works."
             )
-        return self._each(
-            ids, token_type_ids, head.logits_of if self.prepared.pools else Tensor.float
-        )
+        function = head.logits_of if self.prepared.pools else Tensor.float
+        return self._each(ids, token_type_ids, function, progress)
 
-    def embed(self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None) -> Tensor:
-        """fp32 vectors `[rows, hidden]`: an embedding model's, or the states that a head reads."""
+    def embed(
+        self, ids: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None,
+        progress: Progress | None = None,
+    ) -> Tensor:  # fmt: skip
+        """fp32 vectors `[rows, hidden]`: an embedding model's, or the states that a head reads;
+        `progress` as in `logits`."""
         model = self.prepared.model
         if not hasattr(model, "head_spec"):
             raise DeviceError(f"{type(model).__name__} has no pooling rule; embed() needs one.")
         embeds = hasattr(model, "conversion") and model.conversion.task == "embed"
-        return self._each(ids, token_type_ids, model.logits_of if embeds else Tensor.float)
+        function = model.logits_of if embeds else Tensor.float
+        return self._each(ids, token_type_ids, function, progress)
 
     def generate(
         self, prompts: Sequence[Ids], max_new_tokens: int, eos_token_id: Iterable[int] | int | None
@@ -204,9 +206,8 @@ class Executor:
         if wanted is None and self._compiler is None:
             tokens = [len(row) + new for row in rows]
             wanted = blocks_together(tokens, self.block_size, self.backend.spec.max_decode_batch)
-        if self._paged is None or (
-            self._compiler is None and (wanted or 0) > self._paged.pool.num_blocks
-        ):
+        grows = self._compiler is None and self._paged is not None
+        if self._paged is None or (grows and (wanted or 0) > self._paged.pool.num_blocks):
             refuse_pages(self.backend)
             self._for_pages()
             static = None
@@ -221,31 +222,26 @@ class Executor:
             install(self.prepared.backbone, "sdpa" if has_kernel(self.prepared) else "native")
 
     def _each(
-        self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor]
-    ) -> Tensor:
+        self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor],
+        progress: Progress | None,
+    ) -> Tensor:  # fmt: skip
         rows, kinds = checked_rows(self.prepared, ids, segments)
         if not rows:
-            width = len(getattr(self.prepared.model.config, "id2label", None) or ())
-            return torch.empty(0, width)
+            return torch.empty(0, len(getattr(self.prepared.model.config, "id2label", None) or ()))
         first, index = distinct(rows, kinds)
+        alone, told = chosen(rows, kinds, first), Told(progress, index)
+        found = [torch.empty(0)] * len(first)
         still = torch.inference_mode() if self._compiler is None else torch.no_grad()
         with self._lock, still:
             self.warmup()
-            found = self._run(*chosen(rows, kinds, first), function)
-        found = found[index].clone()  # out here, so that it may be used in training
-        refuse_non_finite(found)
-        return found
-
-    def _run(
-        self, rows: list[list[int]], kinds: list[list[int]] | None,
-        function: Callable[..., Tensor],
-    ) -> Tensor:  # fmt: skip
-        found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for index, pooled in self._pooled(rows, kinds):
-            for row, value in zip(index, function(pooled).float(), strict=True):
-                found[row] = value
-        self._counts.done(rows)
-        return torch.stack(found)
+            for places, pooled in self._pooled(*alone):
+                for row, value in zip(places, function(pooled).float(), strict=True):
+                    found[row] = value
+                told.done(places)
+            self._counts.done(alone[0])
+        every = torch.stack([found[i] for i in index])  # out here, so that training may use it
+        refuse_non_finite(every)
+        return every
 
     def _pooled(self, rows: list[list[int]], kinds: list[list[int]] | None) -> Any:
         """Rows and what the head gets for them, run after run."""
@@ -279,6 +275,14 @@ class Executor:
         if self.ready:
             self._counts.add(shape.volume, name)
 
+    @property
+    def rules(self) -> RuleReport | None:
+        """What plan, graphs and their inputs so far break of a card's rules; None without one."""
+        if self.memory is None or self._guard is None:
+            return None
+        graphs: RuleReport = getattr(self.backend.compiler, "report", RuleReport())
+        return graphs + self.memory.report() + self._guard.report
+
     def report(self) -> dict[str, Any]:
         """What was prepared, run, compiled and found, as plain values."""
         return {
@@ -291,5 +295,6 @@ class Executor:
             **compiled(self._compiler),
             **self._counts.described(),
             "blocks": None if self._paged is None else self._paged.usage(),
-            "rules": findings(self.backend.compiler),
+            "memory": None if self.memory is None else self.memory.described(),
+            "rules": None if self.rules is None else self.rules.to_dict(),
         }

@@ -8,18 +8,19 @@ on the same rows, and is taken only where the numbers agree.
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headswap.registry.errors import HeadswapError
-from headswap.spyre.compiling import outer_layers
 from headswap.spyre.given import plain_ids
 from headswap.spyre.hook import BATCH, implementations, install, probe, remember, restore
 from headswap.spyre.packs import pooled_places, run_texts
 from headswap.spyre.prepare import PassReport, Prepared, backbone_of
-from headswap.spyre.pruning import LastRows, prune_last_layer
+from headswap.spyre.pruning import LastRows, keep_last_layer, prune_last_layer
 
 LENGTHS = (9, 2, 5)
 """Tokens of the rows that are run."""
@@ -40,11 +41,17 @@ def learn(made: Prepared, plain: Any) -> None:
         made.reports.append(PassReport("attention", f"ours, {len(made.layers)} calls"))
     else:
         made.reports.append(PassReport("attention", "the backbone's own"))
+
+
+@torch.no_grad()
+def learn_pads(made: Prepared, plain: Any) -> None:
+    """Fill in whether a backbone that runs its own way may be padded."""
     if not made.hooked and made.head_spec is not None:
-        made.padded = _padded_alike(plain, rows, made.pad)
+        rows = probe_rows(plain.config)
+        made.padded = made.padded and _padded_alike(plain, rows, made.pad)
 
 
-def probe_rows(config: Any) -> list[Tensor]:
+def probe_rows(config: Any, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
     """Ids that no config calls special, with an end mark behind them; the same ones every time."""
     text = config.get_text_config()
     size = getattr(text, "vocab_size", None) or 8
@@ -55,7 +62,7 @@ def probe_rows(config: Any) -> list[Tensor]:
     return [
         torch.tensor([*torch.tensor(usable)[torch.randint(len(usable), (n - 1,),
                                                           generator=generator)].tolist(), end])
-        for n in LENGTHS
+        for n in lengths
     ]  # fmt: skip
 
 
@@ -88,6 +95,8 @@ def _outputs(backbone: nn.Module, rows: list[Tensor]) -> list[Any]:
 
 def _hook(made: Prepared, rows: list[Tensor], alone: list[Any]) -> bool:
     """Hand the backbone's attention to us, if it can be and the numbers stay."""
+    if _asks_for_a_name(made.backbone):
+        return False
     kinds = inspect.signature(made.backbone.forward).parameters.values()
     if BATCH not in made.inputs and not any(p.kind is p.VAR_KEYWORD for p in kinds):
         return False
@@ -110,14 +119,23 @@ def _hook(made: Prepared, rows: list[Tensor], alone: list[Any]) -> bool:
     return False
 
 
+def _asks_for_a_name(backbone: nn.Module) -> bool:
+    """Whether the backbone does something for attention of certain names only, which ours is not
+    (DeepSeek-V3.2 drops its sparse mask, whose effect begins behind rows that can be run here)."""
+    module = sys.modules.get(type(backbone).__module__)
+    try:
+        source = inspect.getsource(module) if module is not None else ""
+    except OSError:
+        return False
+    return re.search(r"_attn_implementation (not )?in ", source) is not None
+
+
 def _learn_packs(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
     """Whether packs give the backbone's own states, and at which position a text begins."""
     if any(layer.visibility is None for _, layer in made.layers):
         return
     if "position_ids" not in made.inputs:
         return
-    if getattr(made.model.config.get_text_config(), "compress_rates", None):
-        return  # keys of many tokens are pressed into one, which rows this short do not show
     own = torch.cat([found[0][0] for found in alone])
     pad = getattr(made.backbone.config, "pad_token_id", None)
     for offset in (0, *(() if not isinstance(pad, int) else (pad + 1,))):
@@ -136,8 +154,6 @@ def _learn_packs(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
 
 def _learn_pruning(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
     """Whether the last layer gives the same for two rows of a text as for all of them."""
-    layers = outer_layers(made.backbone)
-    before = layers[-1].forward
     prune_last_layer(made.backbone)
     try:
         for pooling, place in (("first", 0), ("last", -1)):
@@ -148,7 +164,7 @@ def _learn_pruning(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None
                 raise ValueError(pooling)
         made.prunes = True
     except FAILURES:
-        layers[-1].forward = before
+        keep_last_layer(made)
 
 
 def _pools_alike(made: Prepared, alone: list[Any]) -> bool:
@@ -160,6 +176,12 @@ def _pools_alike(made: Prepared, alone: list[Any]) -> bool:
     except FAILURES:
         return False
     return same(found, torch.cat([each.pooler_output for each in alone]))
+
+
+@torch.no_grad()
+def pads_are_free(model: Any, pad: int) -> bool:
+    """Whether pads behind a text leave what `model` gives for it as it is."""
+    return _padded_alike(model, probe_rows(model.config), pad)
 
 
 @torch.no_grad()

@@ -7,12 +7,14 @@ some CPUs idle (measured on AMD: 2.2 times slower). The arithmetic stays the dty
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from headswap.spyre.learning import FAILURES, numbers, probe_rows, same
+from headswap.spyre.packs import run_texts
 from headswap.spyre.prepare import PassReport, Prepared
 
 Replaced = tuple[nn.Module, str, nn.Module]
@@ -20,18 +22,24 @@ LAID_OUT_FOR = 256
 """Tokens that the layout is chosen for; other counts run as well."""
 
 
-def lay_out(made: Prepared) -> None:
+def lay_out(made: Prepared, packs: bool) -> None:
     """Pack what runs in the backbone's dtype: of a classifier the backbone, of a causal language
     model all of it. A classifier's head runs in fp32 and stays. Where the model then gives other
-    numbers, or needs a weight itself, nothing is packed.
+    numbers, or needs a weight itself, nothing is packed. It is compared as it will run, in `packs`
+    or padded.
     """
     whole = made.backbone if made.head_spec is not None else made.model
     rows = probe_rows(made.model.config)
     replaced: list[Replaced] = []
+
+    def run() -> Tensor:
+        return run_texts(made, rows)[0] if packs else numbers(made.model, rows, made.pad)
+
     try:
-        before = numbers(made.model, rows, made.pad)
-        replaced = pack_linears(whole)
-        kept = same(numbers(made.model, rows, made.pad), before, made.dtype)
+        with torch.no_grad():
+            before = run()
+            replaced = pack_linears(whole, _of_head(made))
+            kept = same(run(), before, made.dtype)
     except FAILURES:
         kept = False
     if not kept:
@@ -39,6 +47,15 @@ def lay_out(made: Prepared) -> None:
             setattr(module, name, child)
     count = len({id(child) for _, _, child in replaced}) if kept else 0
     made.reports.append(PassReport("linears", f"{count} weights in oneDNN's layout"))
+
+
+def _of_head(made: Prepared) -> list[nn.Module]:
+    """Layers that run on the pooled rows alone, in a head's dtype; some lie in the backbone."""
+    spec = made.head_spec
+    paths = [] if spec is None else [layer.path for layer in spec.stored]
+    found = [made.model.get_submodule(path) for path in paths]
+    pooler = getattr(made.backbone, "pooler", None)
+    return found + (list(pooler.modules()) if isinstance(pooler, nn.Module) else [])
 
 
 class PackedLinear(nn.Module):
@@ -60,16 +77,17 @@ class PackedLinear(nn.Module):
         return found
 
 
-def pack_linears(backbone: nn.Module) -> list[Replaced]:
+def pack_linears(backbone: nn.Module, spared: Collection[nn.Module] = ()) -> list[Replaced]:
     """Replace every plain `nn.Linear` of `backbone` (a copy that nobody trains) by a packed one;
-    returns where, and what stood there. Layers with hooks, adapters or other weights stay."""
+    returns where, and what stood there. Layers with hooks, adapters or other weights stay, and
+    those in `spared`."""
     if not usable():
         return []
     made: dict[int, PackedLinear] = {}
     replaced: list[Replaced] = []
     for module in list(backbone.modules()):
         for name, child in list(module.named_children()):
-            if _plain(child):
+            if _plain(child) and child not in spared:
                 if id(child) not in made:
                     made[id(child)] = PackedLinear(child.weight, child.bias)
                 setattr(module, name, made[id(child)])

@@ -8,6 +8,8 @@ two halves of whole sticks (rules R4, R5, R9; hf-adapters pads in the same way).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from headswap.spyre.compiling import outer_layers
 from headswap.spyre.errors import DeviceError
+from headswap.spyre.head_norms import head_norms, widen_norm
 from headswap.spyre.hook import Layer
 from headswap.spyre.learning import numbers, probe_rows, same
 from headswap.spyre.prepare import PassReport, Prepared
@@ -73,17 +76,20 @@ def pad_heads(made: Prepared, stick: int) -> PassReport | None:
     """Widen each head to whole sticks; a head that is rotated to two, each half at its place.
 
     Done where queries, keys and values are linear layers of their own whose heads the module
-    reshapes by an attribute, and nothing normalises a head; else the rules say what is left.
+    reshapes by an attribute, and a head is normalised by RMS or not at all; else the rules say what
+    is left.
     """
     dims = {layer.head_dim for _, layer in made.layers}
     if not made.hooked or len(dims) != 1:
         return None
-    turns = [m for name, m in made.backbone.named_modules() if name.endswith("rotary_emb")]
+    turns = [m for name, m in made.backbone.named_modules()
+             if name.rpartition(".")[2].startswith("rotary_emb")]  # fmt: skip
+    kinds = set(getattr(made.backbone.config, "layer_types", None) or ())
     step = 2 * stick if turns else stick
     dim = dims.pop()
     more = -dim % step
     found = [_parts(made, module, dim) for module, _ in made.layers]
-    if not more or not all(found) or not all(_turns_whole(turn, dim) for turn in turns):
+    if not more or not all(found) or not all(_turns_whole(turn, dim, kinds) for turn in turns):
         return None
     for parts in found:
         for linear in parts["qkv"]:
@@ -91,6 +97,9 @@ def pad_heads(made: Prepared, stick: int) -> PassReport | None:
             _set(linear, _widen(linear.weight, dim, more, bool(turns)), bias)
         _set(parts["out"], _widen(parts["out"].weight.T, dim, more, bool(turns)).T.contiguous(),
              parts["out"].bias)  # fmt: skip
+        for name, one in parts["norms"].items():
+            widen_norm(getattr(parts["module"], name), one, dim, more,
+                       partial(_widen, dim=dim, more=more, halves=bool(turns)))  # fmt: skip
         _tell(parts["module"], dim, more)
     for turn in turns:
         vars(turn)["forward"] = _turned(turn.forward, dim, more)
@@ -111,12 +120,14 @@ def _parts(made: Prepared, module: nn.Module, dim: int) -> dict[str, Any]:
     told = any(getattr(module, name, None) == dim for name in HEAD_DIM)
     if names is None or not told or not hasattr(module, "scaling"):
         return {}
-    if set(children) - set(plain) - {"dropout", "rotary_emb"} or not all(n in plain for n in names):
+    norms = head_norms(module, dim)
+    known = {*plain, *norms, "dropout", "rotary_emb"}
+    if set(children) - known or not all(n in plain for n in names):
         return {}
     out = next((plain[n] for n in OUTPUTS if n in plain), None) or _behind(made, module)
     if out is None:
         return {}
-    return {"module": module, "qkv": [plain[n] for n in names], "out": out}
+    return {"module": module, "qkv": [plain[n] for n in names], "out": out, "norms": norms}
 
 
 def _behind(made: Prepared, module: nn.Module) -> nn.Linear | None:
@@ -146,14 +157,19 @@ def _tell(module: nn.Module, dim: int, more: int) -> None:
             setattr(module, name, width // dim * (dim + more))
 
 
-def _turns_whole(turn: Any, dim: int) -> bool:
-    """Whether a rotary embedding gives tables for whole heads, as rotate-half reads them."""
-    try:
-        cos, sin = turn(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
-    except (TypeError, ValueError, AttributeError):
-        return False
-    halves = torch.equal(cos[..., : dim // 2], cos[..., dim // 2 :])
-    return bool(cos.shape[-1] == sin.shape[-1] == dim and halves)
+def _turns_whole(turn: Any, dim: int, kinds: set[str]) -> bool:
+    """Whether a rotary embedding gives tables for whole heads, as rotate-half reads them; Gemma 3's
+    has tables for each of the `kinds` of layers."""
+    for kind in kinds if "layer_type" in signature(turn.forward).parameters else {None}:
+        more = {} if kind is None else {"layer_type": kind}
+        try:
+            cos, sin = turn(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64), **more)
+        except (TypeError, ValueError, AttributeError):
+            return False
+        halves = torch.equal(cos[..., : dim // 2], cos[..., dim // 2 :])
+        if not (cos.shape[-1] == sin.shape[-1] == dim and halves):
+            return False
+    return True
 
 
 def _turned(forward: Any, dim: int, more: int) -> Any:

@@ -23,6 +23,11 @@ DEFAULT_TOKENS = 8_192
 """Tokens that a cache has room for where nobody says how many blocks it has."""
 
 
+def default_blocks(block_size: int) -> int:
+    """Blocks of a cache of which nobody says how many it has, the reserved one included."""
+    return 1 + -(-DEFAULT_TOKENS // block_size)
+
+
 def blocks_together(tokens: Sequence[int], block_size: int, rows: int) -> int:
     """Blocks, the reserved one included, in which the `rows` longest of sequences with so many
     `tokens` lie side by side."""
@@ -64,7 +69,7 @@ class Paged:
         if static is not None:
             self.context = min(self.context, static[1])
         self.chunk = max(block_size, min(spec.chunk, self.context) // block_size * block_size)
-        blocks = num_blocks or 1 + -(-DEFAULT_TOKENS // block_size)
+        blocks = num_blocks or default_blocks(block_size)
         self.pool = BlockPool(blocks, block_size)
         self.dtype = made.dtype
         shapes = [layer.cache for _, layer in made.layers]

@@ -34,19 +34,33 @@ class PassReport:
     said: str
 
 
+def _few(weight: nn.Parameter) -> Tensor:
+    """A view of some numbers of a weight, spread over it."""
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // 8)]
+
+
 class Weights:
     """A model's weights as they were: laid-out copies and cached keys were made of them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._seen = model, self._now(model)
+        # What writes past the counter of versions (a fused optimizer, `.data`) changes all of a
+        # weight, so a few numbers of each tell.
+        self._few = [_few(p) for p in model.parameters() if p.device.type == "cpu"]
+        self._held = self._sampled()
 
     @staticmethod
     def _now(model: nn.Module) -> list[tuple[int, int]]:
         return [(id(p), 0 if p.is_inference() else p._version) for p in model.parameters()]
 
+    def _sampled(self) -> Tensor:
+        return torch.cat(self._few).nan_to_num() if self._few else torch.empty(0)
+
     def refuse_change(self) -> None:
         """Raise `DeviceError` where a weight was written to or replaced since."""
-        if self._now(self._model) != self._seen:
+        same = self._now(self._model) == self._seen
+        if not same or not torch.equal(self._sampled(), self._held):
             raise DeviceError(
                 f"The weights of {type(self._model).__name__} changed after its executor was made, "
                 "which holds some of them in another layout. Make a new Executor."
@@ -180,7 +194,8 @@ def prepare(model: Any) -> Prepared:
 
     Raises `DeviceError` for anything else.
     """
-    from headswap.spyre.learning import learn
+    from headswap.spyre.learning import learn, learn_pads
+    from headswap.spyre.longer import look_further
 
     if not isinstance(model, HeadedModel) and not hasattr(model, "base_model"):
         raise DeviceError(
@@ -191,7 +206,10 @@ def prepare(model: Any) -> Prepared:
     names = frozenset(inspect.signature(backbone_of(copy).forward).parameters)
     made = Prepared(copy, names)
     made.reports.append(PassReport("copy", "modules and configs of its own, the same tensors"))
-    learn(made, shared_copy(model).eval())
+    plain = shared_copy(model).eval()
+    learn(made, plain)
+    look_further(made, plain)
+    learn_pads(made, plain)
     made.weights = Weights(model)
     return made
 
@@ -199,7 +217,9 @@ def prepare(model: Any) -> Prepared:
 def cast(made: Prepared, dtype: torch.dtype | None) -> None:
     """Put the backbone in `dtype` (None: as it is); a head stays in fp32. After padding, which is
     compared in the model's own precision."""
-    if dtype is not None:
+    if dtype is None:
+        made.reports.append(PassReport("dtype", f"backbone in {made.dtype}, as it was"))
+    else:
         _cast(made, dtype)
 
 

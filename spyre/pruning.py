@@ -83,9 +83,10 @@ def prune_last_layer(backbone: nn.Module) -> None:
 
 def keep_last_layer(made: Prepared) -> None:
     """Undo `prune_last_layer`: where layers are compiled, the last one shares the others' graph."""
-    layer = outer_layers(made.backbone)[-1] if made.prunes else None
-    own = None if layer is None else vars(layer).get("forward")
     made.prunes = False
+    layers = outer_layers(made.backbone)
+    layer = layers[-1] if layers else None
+    own = None if layer is None else vars(layer).get("forward")
     if layer is None or not isinstance(own, partial) or own.func is not _forward:
         return
     del vars(layer)["forward"]

@@ -3,11 +3,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headswap.spyre.compiling import Guarded
 from headswap.spyre.prepare import Prepared
+
+Progress = Callable[[int, int], None]
+
+
+class Told:
+    """Tells `progress` how many of the rows given are done, of which row i is run as `index[i]`."""
+
+    def __init__(self, progress: Progress | None, index: Sequence[int]) -> None:
+        self._progress, self._total, self._done = progress, len(index), 0
+        self._stand_for = Counter(index)
+
+    def done(self, places: Sequence[int]) -> None:
+        """After a run of the rows at `places`."""
+        self._done += sum(self._stand_for[place] for place in places)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
 
 @dataclass(slots=True)
@@ -49,10 +67,3 @@ def compiled(compiler: Guarded | None) -> dict[str, Any]:
     if compiler is None:
         return {"compiles": 0, "frozen": False}
     return {"compiles": compiler.compiles, "frozen": compiler.frozen}
-
-
-def findings(compiler: Any) -> dict[str, Any] | None:
-    """What the rules checker found; None where it did not run."""
-    report = getattr(compiler, "report", None)
-    found: dict[str, Any] | None = None if report is None else report.to_dict()
-    return found

@@ -36,12 +36,19 @@ class Backend:
     compiler  what compiles a graph; None runs the layers as they are
     spec      the card's limits that shapes must respect
     module    the imported stack, on a card
+    rules     what becomes of a finding: "raise", "warn" or "record"
     """
 
     name: BackendName
     spec: DeviceSpec
     compiler: GraphBackend | None
     module: Any = None
+    rules: str = "raise"
+
+    @property
+    def ruled(self) -> bool:
+        """Whether a card's rules are looked at."""
+        return self.name not in ("eager", "inductor")
 
     @property
     def on_card(self) -> bool:
@@ -76,9 +83,9 @@ def choose(name: str, spec: DeviceSpec | None, rules: str) -> Backend:
     if name not in known:
         raise DeviceError(f"Unknown backend {name!r}; known: auto, {', '.join(known)}.", name=name)
     if name in DIALECTS:
-        return _card(cast(DialectName, name), spec)
+        return _card(cast(DialectName, name), spec, rules)
     own = spec or SPYRE
-    return Backend(cast(BackendName, name), own, _cpu(name, own, rules))
+    return Backend(cast(BackendName, name), own, _cpu(name, own, rules), rules=rules)
 
 
 def _cpu(name: str, spec: DeviceSpec, rules: str) -> GraphBackend | None:
@@ -93,7 +100,7 @@ def _cpu(name: str, spec: DeviceSpec, rules: str) -> GraphBackend | None:
     return cast(GraphBackend, compile_fx)
 
 
-def _card(name: DialectName, spec: DeviceSpec | None) -> Backend:
+def _card(name: DialectName, spec: DeviceSpec | None, rules: str) -> Backend:
     dialect = DIALECTS[name]
     own = spec or SPECS[name]
     if own.dialect != name:
@@ -102,7 +109,7 @@ def _card(name: DialectName, spec: DeviceSpec | None) -> Backend:
         from torch._dynamo import lookup_backend
 
         compiler = partial(lookup_backend(dialect.compile_backend), **dialect.compile_arguments)
-        return Backend(name, own, compiler, module)
+        return Backend(name, own, compiler, module, rules)
 
 
 @contextmanager

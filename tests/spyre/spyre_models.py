@@ -47,6 +47,14 @@ def converted(kind: str, **more: Any) -> Any:
         return headswap.as_seq_cls_model(source, num_labels=3).eval()
 
 
+def pressing_keys() -> Any:
+    """DeepSeek V4, which presses keys of many tokens into one (transformers 5 only)."""
+    source = tiny("deepseek_v4", head_dim=16, q_lora_rank=16, n_routed_experts=4,
+                  num_experts_per_tok=2, moe_intermediate_size=32,
+                  max_position_embeddings=512)  # fmt: skip
+    return headswap.as_seq_cls_model(source, num_labels=3).eval()
+
+
 def expected(model: Any, ids: list[list[int]]) -> torch.Tensor:
     return alone(model, ids)
 

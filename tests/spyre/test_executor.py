@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from spyre_models import DECODERS, FAMILIES, MAJOR, OWN, causal, converted, expected, greedy
-from tiny_models import rows, tiny
+from spyre_models import (
+    DECODERS,
+    FAMILIES,
+    MAJOR,
+    OWN,
+    causal,
+    converted,
+    expected,
+    greedy,
+    pressing_keys,
+)  # fmt: skip
+from tiny_models import alone, rows, tiny
 
 import headswap
 from headswap.spyre import SENDNN, SPYRE, ShapeError
 from headswap.spyre.errors import AttentionError, CapacityError, DeviceError, NonFiniteError
 from headswap.spyre.executor import Executor
+from headswap.spyre.linears import usable
 
 LENGTHS = (5, 61, 30, 30, 1, 90)
 
@@ -565,10 +576,7 @@ def test_weights_that_changed_later_are_refused(how: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(MAJOR < 5, reason="4.57 has no DeepSeek V4")
 def test_keys_pressed_together_run_only_where_a_row_is_whole() -> None:
-    source = tiny("deepseek_v4", head_dim=16, q_lora_rank=16, n_routed_experts=4,
-                  num_experts_per_tok=2, moe_intermediate_size=32,
-                  max_position_embeddings=512)  # fmt: skip
-    model = headswap.as_seq_cls_model(source, num_labels=3).eval()
+    model = pressing_keys()
     ids, device = rows((150, 40)), replace(SPYRE, block_size=64, chunk=64)
     for given in ({}, {"share_prefixes": True, "device": device}):
         found = Executor(model, backend="eager", **given).logits(ids)  # type: ignore[arg-type]
@@ -584,3 +592,60 @@ def test_the_generation_config_s_end_marks_end_a_text() -> None:
     assert Executor(model, backend="eager").generate([[5, 6, 7]], 6) == want
     one = torch.tensor(first[2])
     assert Executor(model, backend="eager").generate([[5, 6, 7]], 6, one) == want  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attention", ["auto", "packed", "native", "sdpa"])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_laid_out_whichever_way_rows_run(
+    kind: str, attention: str, dtype: torch.dtype
+) -> None:
+    if not usable():
+        pytest.skip("this torch has no oneDNN")
+    model = headswap.as_seq_cls_model(tiny(kind, "AutoModel"), num_labels=2).eval().to(dtype)
+    executor = Executor(model, backend="eager", attention=attention)
+    found = executor.logits([[5, 6, 7], [8]])
+    wanted = torch.cat([alone(model, [row]) for row in ([5, 6, 7], [8])])
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, wanted.float(), atol=near, rtol=0)
+    assert int(executor.report()["passes"]["linears"].split()[0]) > 5
+
+
+@pytest.mark.parametrize("how", [{}, {"shapes": [(2, 64)]}], ids=str)
+def test_weights_that_change_past_torchs_counter_are_refused_too(how: dict[str, Any]) -> None:
+    model = headswap.as_seq_cls_model(tiny("llama", "AutoModel"), num_labels=2).eval()
+    executor = Executor(model, backend="eager", **how)
+    ids = torch.tensor([[5, 6, 7]])
+    executor.logits(ids)
+    model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.sum().backward()
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+    with pytest.raises(DeviceError, match=r"weights .* changed"):
+        executor.logits(ids)
+    executor = Executor(model, backend="eager", **how)
+    executor.logits(ids)
+    next(iter(model.parameters())).data.mul_(2)
+    with pytest.raises(DeviceError, match=r"weights .* changed"):
+        executor.logits(ids)
+
+
+@pytest.mark.parametrize("extra", [1, 16, 40])
+def test_filler_rows_of_a_step_write_into_the_reserved_block_alone(extra: int) -> None:
+    from headswap.spyre.cache import decode
+    from headswap.spyre.pool import BlockPool
+
+    pool = BlockPool(6, 16)
+    lease = pool.admit(list(range(20)))
+    step = decode([lease], [20], 16, rows=1 + extra, blocks=2)
+    assert step.slots[1:].max() < 16
+    assert bool((step.left[1:] < step.filled[1:]).all())
+    assert step.filled[1:].max() <= 16
+
+
+def test_a_backbone_that_asks_for_attention_by_name_keeps_its_own() -> None:
+    from headswap.spyre.learning import _asks_for_a_name
+
+    assert not _asks_for_a_name(tiny("llama", "AutoModel"))
+    if MAJOR >= 5:
+        sparse = pytest.importorskip("transformers.models.deepseek_v32.modeling_deepseek_v32")
+        backbone = sparse.DeepseekV32Model.__new__(sparse.DeepseekV32Model)
+        assert _asks_for_a_name(backbone)

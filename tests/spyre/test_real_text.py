@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from headswap.cli.cache import cache_folder, cached
-from headswap.cli.demo import unpack
+from headswap.cli.cache import cache_folder
+from headswap.cli.demo import plain_smollm2
 from headswap.cli.packages import SMOLLM2, locate
 from headswap.registry.errors import HeadswapError
 from headswap.spyre import Executor
@@ -31,8 +30,7 @@ def smollm2() -> tuple[Any, Any]:
         gguf = locate(SMOLLM2)
     except HeadswapError as error:
         pytest.skip(str(error))
-    name = f"smollm2-plain-{SMOLLM2.sha256[:12]}"
-    folder: Path = cached(cache_folder(None) / name, lambda to: unpack(gguf, to))
+    folder = plain_smollm2(gguf, cache_folder(None))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 

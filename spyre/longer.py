@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What short rows do not show: one longer row, through the first layer of each kind.
+
+Windows, keys that are pressed together and RoPE that turns by length begin beyond some number of
+tokens. A whole run of a long row costs seconds on a large model; layers of one kind do the same, so
+the row goes up to the first layer of the last kind, and the states there are compared.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headswap.spyre.compiling import outer_layers
+from headswap.spyre.hook import configs, implementations, restore
+from headswap.spyre.learning import FAILURES, padded_batch, probe_rows, same
+from headswap.spyre.packs import run_texts
+from headswap.spyre.prepare import PassReport, Prepared, backbone_of
+from headswap.spyre.pruning import keep_last_layer
+
+LONGER = 150
+"""Tokens of the row: more than the blocks of 64 and 128 in which families press keys together."""
+
+
+@torch.no_grad()
+def look_further(made: Prepared, plain: Any) -> None:
+    """Take back what `made` was learned to do, where a longer row shows it to be otherwise; `plain`
+    is a copy of the model as it was. Rows beyond a bound that is known are refused elsewhere."""
+    bounds = (LONGER, made.lengths.table, made.lengths.alike)
+    size = min(bound for bound in bounds if bound is not None)
+    layers, count = outer_layers(made.backbone), _first_of_each(made)
+    if size <= 9 or not count:
+        return
+    long, short = probe_rows(made.model.config, (size, 5))
+    reach = partial(_upto, count=count, pad=made.pad)
+    own = [reach(backbone_of(plain), [row]) for row in (long, short)]
+    if any(states is None or not states.isfinite().all() for states in own):
+        return
+    if made.layers and not _same(reach(made.backbone, [long]), own[:1]):
+        _give_back(made, plain)
+    if made.packable and not _same(reach(made.backbone, [long, short], packed=made), own):
+        made.packable = False
+        keep_last_layer(made)
+    if not made.hooked:
+        made.padded = _same(reach(backbone_of(plain), [long, short]), own)
+    said = f"{size} tokens through {count} of {len(layers)} layers"
+    made.reports.append(PassReport("longer row", said))
+
+
+def _first_of_each(made: Prepared) -> int:
+    """How many layers there are up to the first one of the last kind."""
+    config: Any = made.backbone.config
+    named = list(getattr(config.get_text_config(), "layer_types", None) or ())
+    learned = {id(module): layer for module, layer in made.layers}
+    seen: set[Any] = set()
+    count = 0
+    for i, layer in enumerate(outer_layers(made.backbone)):
+        kind = (
+            named[i] if i < len(named) else None,
+            *(type(m) for m in layer.modules() if any(True for _ in m.parameters(recurse=False))),
+            *(learned[id(m)] for m in layer.modules() if id(m) in learned),
+        )
+        if kind not in seen:
+            seen.add(kind)
+            count = i + 1
+    return count
+
+
+class _Reached(Exception):  # noqa: N818 - no error: it ends a run that went far enough
+    pass
+
+
+def _upto(
+    backbone: nn.Module, rows: list[Tensor], *, count: int, pad: int, packed: Prepared | None = None
+) -> Any:
+    """For each of `rows`, run together, the states `[tokens, ...]` behind the first `count` layers
+    (of `packed` as one pack, else padded); None where a run does not get there."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+        raise _Reached
+
+    handle = outer_layers(backbone)[count - 1].register_forward_hook(keep)
+    try:
+        if packed is not None:
+            run_texts(packed, rows)
+        else:
+            backbone(**padded_batch(rows, pad), return_dict=True)
+    except (_Reached, *FAILURES):
+        pass
+    finally:
+        handle.remove()
+    if not found or found[0].dim() < 3:
+        return None
+    return torch.split(found[0][0], [*map(len, rows)]) if packed is not None else found[0]
+
+
+def _same(found: Any, own: list[Any]) -> bool:
+    """Whether `found` holds the states of each row alone, pads behind them aside."""
+    return found is not None and all(
+        same(states[: alone.shape[1]], alone[0]) for states, alone in zip(found, own, strict=True)
+    )
+
+
+def _give_back(made: Prepared, plain: Any) -> None:
+    """Let the backbone compute its own attention again."""
+    keep_last_layer(made)
+    names = [name for _, name in implementations(backbone_of(plain))]
+    restore(list(zip(configs(made.backbone), names, strict=True)))
+    made.layers, made.packable = [], False
+    made.reports = [report for report in made.reports if report.name != "attention"]
+    made.reports.append(PassReport("attention", "the backbone's own, as a longer row showed"))
