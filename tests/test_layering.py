@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,19 @@ def test_files_and_functions_stay_short(folder: str) -> None:
                 if length > MAX_FUNCTION_LINES:
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} {length}")
     assert found == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_design_says_what_each_file_is_for(folder: str) -> None:
+    rows = [line.split("|")[1] for line in (ROOT / "DESIGN.md").read_text("utf-8").splitlines()
+            if line.startswith("| `")]  # fmt: skip
+    named: set[str] = set()
+    for row in rows:
+        places = re.findall(r"`([^`]+)`", row)
+        home = places[0].rpartition("/")[0]
+        named |= {place if "/" in place else f"{home}/{place}" for place in places}
+    files = {file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.py")}
+    assert {file for file in files if not file.endswith("__init__.py")} <= named
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

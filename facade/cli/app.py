@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headswap.cli.bench import bench
 from headswap.cli.options import AsJson, Dtype, Source, dtype_of, with_load_options
 from headswap.cli.output import (
     note,
@@ -119,6 +120,7 @@ app.command()(classify)
 app.command()(rerank)
 app.command()(embed)
 app.command()(reward)
+app.command()(bench)
 
 
 @app.command()

@@ -56,7 +56,9 @@ def read_sentences() -> list[Sentence]:
 
 def _key(*parts: str) -> str:
     """A short name for everything that decides a cached result."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    # The release too: what one of them writes, another may read otherwise.
+    every = (transformers.__version__, *parts)
+    return hashlib.sha256("\n".join(every).encode()).hexdigest()[:12]
 
 
 # -- a causal model, by label tokens --------------------------------------------------------------
@@ -64,7 +66,7 @@ def _key(*parts: str) -> str:
 
 def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
     with err.status("reading SmolLM2 (the first time takes about a minute)"):
-        plain = cached(folder / f"smollm2-plain-{SMOLLM2.sha256[:12]}", lambda to: unpack(gguf, to))
+        plain = plain_smollm2(gguf, folder)
     with err.status("converting SmolLM2"):
         target = cached(
             folder / f"smollm2-sentiment-{_key(SMOLLM2.sha256, TEMPLATE, *LABELS)}",
@@ -76,6 +78,12 @@ def _decoder(gguf: Path, folder: Path, shown: Sequence[Sentence]) -> bool:
     answers = _judge(classifier, shown, "SmolLM2-135M-Instruct, label tokens, no training")
     gap = _token_logit_gap(plain, classifier, shown, answers)
     return _agree(gap, "the unconverted model's own token logits", answers)
+
+
+def plain_smollm2(gguf: Path, folder: Path) -> Path:
+    """SmolLM2's GGUF file as plain safetensors in the cache `folder`, unpacked the first time."""
+    name = f"smollm2-plain-{_key(SMOLLM2.sha256)}"
+    return cached(folder / name, lambda to: unpack(gguf, to))
 
 
 def unpack(gguf: Path, target: Path) -> None:
@@ -188,7 +196,7 @@ def _under_rules(target: Path) -> Classifier:
 
 
 def _say_rules(executor: Executor) -> None:
-    report: RuleReport = executor.backend.compiler.report  # type: ignore[union-attr]
+    report = executor.rules or RuleReport()
     done = executor.report()
     say(
         f"{done['compiles']} graphs for {', '.join(done['shapes'])}, none compiled after warm-up; "
