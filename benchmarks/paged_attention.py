@@ -113,7 +113,7 @@ def main() -> None:
             return lambda: ways[name].generate(given, options.new, eos_token_id=())
 
         runs = {"transformers": lambda given=given: theirs(model, given, options.new, None)}
-        runs |= {name: ours(name) for name in WAYS if size == 1 or name != "reference"}
+        runs |= {name: ours(name) for name in WAYS}
         found = race(runs, options.rounds)
         own = found["transformers"]
         said = [f"{name} {value:.1f} ({value / own:.2f}x)" for name, value in found.items()]

@@ -109,6 +109,14 @@ def _limited(compiled: Any, limit: int, layer: nn.Module, *given: Any, **keyword
 
 
 @contextmanager
+def alone(*, compiled: bool) -> Iterator[None]:
+    """No gradients, and nothing of the caller's modes: autocast would change numbers, and a graph
+    that was compiled under inference mode runs under no other."""
+    with torch.inference_mode(not compiled), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+@contextmanager
 def explained(compiler: Guarded, model: Any) -> Iterator[None]:
     """Turn dynamo's errors into `CompileError`, with the shape that ran; let ours through."""
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException

@@ -10,15 +10,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headswap.spyre.backends import ATTENTION
-from headswap.spyre.choosing import choose_attention, has_kernel
-from headswap.spyre.compiling import explained
+from headswap.spyre.choosing import choose_attention
+from headswap.spyre.compiling import alone, explained
 from headswap.spyre.device import DeviceSpec
 from headswap.spyre.errors import DeviceError, RuleWarning
 from headswap.spyre.findings import RuleReport
@@ -33,7 +32,7 @@ from headswap.spyre.given import (
     refuse_non_finite,
     refuse_plan,
 )
-from headswap.spyre.hook import install
+from headswap.spyre.learning import probe_rows
 from headswap.spyre.looking import InputGuard
 from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
 from headswap.spyre.paging import Paged, blocks_together, default_blocks, run_rows, shares
@@ -91,18 +90,18 @@ class Executor:
         self.backend = choose(backend, device, rules)
         self.plan = planned(shapes, self.backend.spec, compiled=self.backend.compiler is not None)
         self.model = model
-        self.prepared = prepare(model)
+        self.prepared = prepare(model, 0 if self.plan is None else self.plan.longest)
         if self.plan is not None:
             refuse_plan(self.prepared, self.plan.longest)
+        self.shares_prefixes = share_prefixes and shares(self.prepared)
+        pages = self.prepared.head_spec is None or self.shares_prefixes
         self.attention, self.packs = choose_attention(
-            self.prepared, attention, planned=self.plan is not None,
+            self.prepared, attention, planned=self.plan is not None, paged=pages,
             fused=self.backend.name in ("eager", "inductor"),
         )  # fmt: skip
         fit(self.prepared, self.backend, dtype, packs=self.packs, pad_weights=pad_weights)
         self.block_size = block_size or self.backend.spec.block_size
         self.num_blocks = num_blocks
-        self.shares_prefixes = share_prefixes and shares(self.prepared)
-        pages = self.prepared.head_spec is None or self.shares_prefixes
         cached = (num_blocks or default_blocks(self.block_size)) * self.block_size * pages
         self.memory = card_memory(self.prepared, self.backend, self.plan, cached)
         if rules == "warn" and self.memory is not None and not self.memory.report().clean:
@@ -120,10 +119,11 @@ class Executor:
         freeze: from now on a compile is an error. Returns the executor."""
         with self._lock:
             if self._compiler is not None and not self.ready:
-                with self.backend.warming():
-                    self._run_plan()
-                if self.backend.deploys:
-                    self._run_plan()
+                with alone(compiled=True):
+                    with self.backend.warming():
+                        self._run_plan()
+                    if self.backend.deploys:
+                        self._run_plan()
                 self._compiler.frozen = True
             self.ready = True
         return self
@@ -166,9 +166,12 @@ class Executor:
     ) -> Tensor:  # fmt: skip
         """fp32 vectors `[rows, hidden]`: an embedding model's, or the states that a head reads;
         `progress` as in `logits`."""
-        model = self.prepared.model
-        if not hasattr(model, "head_spec"):
-            raise DeviceError(f"{type(model).__name__} has no pooling rule; embed() needs one.")
+        model: Any = self.prepared.model
+        if self.prepared.head_spec is None or not self.prepared.pools:
+            raise DeviceError(
+                f"{type(model).__name__} pools no row of its states, which embed() would give. "
+                "headswap.as_embedding_model() makes a model that does."
+            )
         embeds = hasattr(model, "conversion") and model.conversion.task == "embed"
         function = model.logits_of if embeds else Tensor.float
         return self._each(ids, token_type_ids, function, progress)
@@ -186,18 +189,21 @@ class Executor:
         """
         rows, _ = checked_rows(self.prepared, prompts, new=max_new_tokens)
         marks = end_ids(self.prepared, eos_token_id)
-        with self._lock:
+        with self._lock, alone(compiled=self._compiler is not None):
             self.warmup()
             return self._generate(rows, max_new_tokens, marks)
 
     def _generate(self, rows: list[list[int]], new: int, marks: frozenset[int]) -> list[list[int]]:
         pages = self._pages(rows, new)
-        if self._compiler is None:
-            with torch.inference_mode():
-                return generate(pages, rows, new, marks)
-        self._compiler.running = "a chunk or step over the paged cache"
-        with explained(self._compiler, self.prepared.model), torch.no_grad():
+        with self._running("a chunk or step over the paged cache"):
             return generate(pages, rows, new, marks)
+
+    def _running(self, what: str) -> Any:
+        """The context in which layers run, for `what`."""
+        if self._compiler is None:
+            return nullcontext()
+        self._compiler.running = what
+        return explained(self._compiler, self.prepared.model)
 
     def _pages(self, rows: list[list[int]], new: int) -> Paged:
         """The paged cache; made when first needed, and where shapes are free and nobody said how
@@ -209,7 +215,6 @@ class Executor:
         grows = self._compiler is None and self._paged is not None
         if self._paged is None or (grows and (wanted or 0) > self._paged.pool.num_blocks):
             refuse_pages(self.backend)
-            self._for_pages()
             static = None
             if self._compiler is not None and self.plan is not None:
                 static = (max(shape.batch for shape in self.plan.shapes), self.plan.longest)
@@ -217,28 +222,24 @@ class Executor:
                                 num_blocks=wanted, static=static)  # fmt: skip
         return self._paged
 
-    def _for_pages(self) -> None:
-        if "paged" not in ATTENTION.get(self.attention).modes:
-            install(self.prepared.backbone, "sdpa" if has_kernel(self.prepared) else "native")
-
     def _each(
         self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor],
         progress: Progress | None,
     ) -> Tensor:  # fmt: skip
         rows, kinds = checked_rows(self.prepared, ids, segments)
         if not rows:
-            return torch.empty(0, len(getattr(self.prepared.model.config, "id2label", None) or ()))
+            one = probe_rows(self.prepared.model.config, (1,))[0].tolist()
+            return self._each([one], None, function, None)[:0]  # its width is the model's matter
         first, index = distinct(rows, kinds)
-        alone, told = chosen(rows, kinds, first), Told(progress, index)
+        wanted, told = chosen(rows, kinds, first), Told(progress, index)
         found = [torch.empty(0)] * len(first)
-        still = torch.inference_mode() if self._compiler is None else torch.no_grad()
-        with self._lock, still:
+        with self._lock, alone(compiled=self._compiler is not None):
             self.warmup()
-            for places, pooled in self._pooled(*alone):
+            for places, pooled in self._pooled(*wanted):
                 for row, value in zip(places, function(pooled).float(), strict=True):
                     found[row] = value
                 told.done(places)
-            self._counts.done(alone[0])
+            self._counts.done(wanted[0])
         every = torch.stack([found[i] for i in index])  # out here, so that training may use it
         refuse_non_finite(every)
         return every
@@ -264,12 +265,8 @@ class Executor:
         self, rows: list[list[int]], kinds: list[list[int]] | None, shape: Shape
     ) -> Tensor:
         self._note(shape, str(shape) if self.plan is not None else "buckets")
-        run = partial(run_rectangle, self.prepared, rows, kinds, shape, self.backend.spec.pad_side)
-        if self._compiler is None:
-            return run()
-        self._compiler.running = f"shape {shape}"
-        with explained(self._compiler, self.prepared.model), torch.no_grad():
-            return run()
+        with self._running(f"shape {shape}"):
+            return run_rectangle(self.prepared, rows, kinds, shape, self.backend.spec.pad_side)
 
     def _note(self, shape: Shape, name: str) -> None:
         if self.ready:

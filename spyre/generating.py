@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from headswap.heads import end_marks
 from headswap.spyre.cache import PagedBatch
+from headswap.spyre.compiling import outer_layers
 from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import BATCH, TOLD
 from headswap.spyre.paging import Paged, Stored
 from headswap.spyre.prepare import Prepared
+from headswap.spyre.processors import Processors, most_likely
 
 
 def end_ids(made: Prepared, given: Any = None) -> frozenset[int]:
@@ -48,18 +51,19 @@ def generate(
             f"{type(model).__name__} has no output embedding, so it generates nothing; pass the "
             "causal language model itself."
         )
+    processors = Processors(getattr(model, "generation_config", None), ends)
     for row, prompt in enumerate(prompts):
         paged.check(row, len(prompt), new)
     found: list[list[int]] = [[] for _ in prompts]
     waiting = list(enumerate(prompts))[::-1] if new > 0 else []
     with paged.held() as live, forward(paged) as run:
         while waiting or live:
-            _join(paged, waiting, live, new, run)
+            _join(paged, waiting, live, new, run, processors)
             _finish(paged, live, found, new, ends)
             if live:
                 logits = paged.step(live, run)[: len(live)]
-                for sequence, token in zip(live, logits.argmax(dim=-1).tolist(), strict=True):
-                    sequence.made.append(token)
+                for sequence, own in zip(live, logits, strict=True):
+                    _take(sequence, own)
                 _finish(paged, live, found, new, ends)
     return found
 
@@ -69,20 +73,15 @@ def forward(paged: Paged) -> Iterator[Run]:
     """The whole model as a function `(ids, places, batch, last)` -> logits `[batch, vocabulary]` of
     one token a row.
 
-    The batch goes in by a keyword. Not every causal class hands that on (4.57's GPT-2), so without
-    a compiled graph it is given where attention is called.
+    The batch is a keyword of the layers, given to them: not every causal class hands one on (4.57's
+    GPT-2).
     """
     model = paged.made.model
     told: dict[str, Any] = {}
     keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def tell(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
-        return arguments, {**keywords, **told}
-
     def run(ids: Tensor, places: Tensor, batch: PagedBatch, last: int) -> Tensor:
         given: dict[str, Any] = {"use_cache": False, "return_dict": True}
-        if paged.static is not None:
-            given[BATCH] = batch
         told[BATCH] = batch
         if keep:  # no logits of tokens that nobody reads
             given["logits_to_keep"] = torch.tensor([last])
@@ -90,18 +89,26 @@ def forward(paged: Paged) -> Iterator[Run]:
                               **given).logits  # fmt: skip
         return found[:, 0 if keep else last]
 
-    modules = () if paged.static is not None else {module for module, _ in paged.made.layers}
-    handles = [m.register_forward_pre_hook(tell, with_kwargs=True) for m in modules]
+    layers = outer_layers(paged.made.backbone)
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        vars(layer)["forward"] = partial(_told, layer.forward, told)
     try:
         yield run
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer, own in zip(layers, before, strict=True):
+            del vars(layer)["forward"]
+            if own is not None:
+                vars(layer)["forward"] = own
+
+
+def _told(forward: Any, told: dict[str, Any], *given: Any, **named: Any) -> Any:
+    return forward(*given, **{**named, **told})
 
 
 def _join(
     paged: Paged, waiting: list[tuple[int, list[int]]], live: list[Stored], new: int,
-    run: Run,
+    run: Run, processors: Processors,
 ) -> None:  # fmt: skip
     """Take in as many waiting prompts as there is room for, and run them."""
     while waiting and len(live) < paged.rows:
@@ -111,7 +118,14 @@ def _join(
         waiting.pop()
         sequence = paged.admit(row, prompt, new)
         live.append(sequence)
-        sequence.made.append(int(paged.prefill(sequence, run).argmax()))
+        sequence.processors = processors.of(len(prompt))
+        _take(sequence, paged.prefill(sequence, run)[0])
+
+
+def _take(sequence: Stored, logits: Tensor) -> None:
+    """Add the most likely id by `logits` `[vocabulary]`."""
+    ids = [*sequence.ids, *sequence.made]
+    sequence.made.append(most_likely(logits, ids, sequence.processors))
 
 
 def _finish(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What short rows do not show: one longer row, through the first layer of each kind.
+"""What short rows do not show: longer rows, through the first layer of each kind.
 
 Windows, keys that are pressed together and RoPE that turns by length begin beyond some number of
 tokens. A whole run of a long row costs seconds on a large model; layers of one kind do the same, so
@@ -8,6 +8,7 @@ the row goes up to the first layer of the last kind, and the states there are co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,32 +21,39 @@ from headswap.spyre.learning import FAILURES, padded_batch, probe_rows, same
 from headswap.spyre.packs import run_texts
 from headswap.spyre.prepare import PassReport, Prepared, backbone_of
 from headswap.spyre.pruning import keep_last_layer
+from headswap.spyre.settled import Settled
 
 LONGER = 150
-"""Tokens of the row: more than the blocks of 64 and 128 in which families press keys together."""
+"""Tokens of the row at least: more than the blocks of 64 and 128 in which families press keys
+together. With planned shapes it is as long as the longest, since a bound may lie between."""
+MOST = 2_048
+"""Tokens of the row at most."""
 
 
 @torch.no_grad()
-def look_further(made: Prepared, plain: Any) -> None:
+def look_further(made: Prepared, plain: Any, settled: Settled, longest: int = 0) -> None:
     """Take back what `made` was learned to do, where a longer row shows it to be otherwise; `plain`
-    is a copy of the model as it was. Rows beyond a bound that is known are refused elsewhere."""
-    bounds = (LONGER, made.lengths.table, made.lengths.alike)
+    is a copy of the model as it was, which `settled` puts back. Rows beyond a bound that is known
+    are refused elsewhere."""
+    bounds = (max(LONGER, min(longest, MOST)), made.lengths.table, made.lengths.alike)
     size = min(bound for bound in bounds if bound is not None)
     layers, count = outer_layers(made.backbone), _first_of_each(made)
     if size <= 9 or not count:
         return
-    long, short = probe_rows(made.model.config, (size, 5))
+    rows = probe_rows(made.model.config, (size, size * 5 // 8, 5))
     reach = partial(_upto, count=count, pad=made.pad)
-    own = [reach(backbone_of(plain), [row]) for row in (long, short)]
+    ours = partial(reach, made.backbone, settle=made.settle)
+    theirs = partial(reach, backbone_of(plain), settle=settled.restore)
+    own = [theirs([row]) for row in rows]
     if any(states is None or not states.isfinite().all() for states in own):
         return
-    if made.layers and not _same(reach(made.backbone, [long]), own[:1]):
+    if made.layers and not _same(ours(rows[:1]), own[:1]):
         _give_back(made, plain)
-    if made.packable and not _same(reach(made.backbone, [long, short], packed=made), own):
+    if made.packable and not _same(ours(rows, packed=made), own):
         made.packable = False
         keep_last_layer(made)
     if not made.hooked:
-        made.padded = _same(reach(backbone_of(plain), [long, short]), own)
+        made.padded = _same(theirs(rows), own)
     said = f"{size} tokens through {count} of {len(layers)} layers"
     made.reports.append(PassReport("longer row", said))
 
@@ -74,11 +82,13 @@ class _Reached(Exception):  # noqa: N818 - no error: it ends a run that went far
 
 
 def _upto(
-    backbone: nn.Module, rows: list[Tensor], *, count: int, pad: int, packed: Prepared | None = None
-) -> Any:
+    backbone: nn.Module, rows: list[Tensor], *, count: int, pad: int, settle: Callable[[], None],
+    packed: Prepared | None = None,
+) -> Any:  # fmt: skip
     """For each of `rows`, run together, the states `[tokens, ...]` behind the first `count` layers
     (of `packed` as one pack, else padded); None where a run does not get there."""
     found: list[Tensor] = []
+    settle()
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
         found.append(output[0] if isinstance(output, tuple) else output)

@@ -37,13 +37,15 @@ def blocks_together(tokens: Sequence[int], block_size: int, rows: int) -> int:
 
 @dataclass(eq=False)
 class Stored:
-    """A text in the cache: its ids, how many of them have keys there, and its blocks."""
+    """A text in the cache: its ids, how many of them have keys there, its blocks, and what is
+    done to the logits of those that are `made`."""
 
     row: int
     ids: list[int]
     lease: Lease
     stored: int = 0
     made: list[int] = field(default_factory=list)
+    processors: Any = None
 
 
 class Paged:

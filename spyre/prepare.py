@@ -19,6 +19,7 @@ from headswap.heads.interface import HeadedModel
 from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import BATCH, TOLD, Layer
 from headswap.spyre.lengths import Lengths
+from headswap.spyre.settled import Settled
 from headswap.spyre.view import shared_copy
 from headswap.spyre.visibility import Feature
 
@@ -40,11 +41,17 @@ def _few(weight: nn.Parameter) -> Tensor:
     return flat[:: max(1, len(flat) // 8)]
 
 
+ADAPTERS = ("_disable_adapters", "_active_adapter")
+"""Where peft keeps, in each layer, whether its adapters run and which."""
+
+
 class Weights:
     """A model's weights as they were: laid-out copies and cached keys were made of them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._seen = model, self._now(model)
+        self._adapted = [module for module in model.modules() if hasattr(module, ADAPTERS[0])]
+        self._switches = self._switched()
         # What writes past the counter of versions (a fused optimizer, `.data`) changes all of a
         # weight, so a few numbers of each tell.
         self._few = [_few(p) for p in model.parameters() if p.device.type == "cpu"]
@@ -54,12 +61,16 @@ class Weights:
     def _now(model: nn.Module) -> list[tuple[int, int]]:
         return [(id(p), 0 if p.is_inference() else p._version) for p in model.parameters()]
 
+    def _switched(self) -> list[Any]:
+        return [str(getattr(m, name)) for m in self._adapted for name in ADAPTERS]
+
     def _sampled(self) -> Tensor:
         return torch.cat(self._few).nan_to_num() if self._few else torch.empty(0)
 
     def refuse_change(self) -> None:
-        """Raise `DeviceError` where a weight was written to or replaced since."""
-        same = self._now(self._model) == self._seen
+        """Raise `DeviceError` where a weight was written to or replaced since, or an adapter was
+        switched."""
+        same = self._now(self._model) == self._seen and self._switched() == self._switches
         if not same or not torch.equal(self._sampled(), self._held):
             raise DeviceError(
                 f"The weights of {type(self._model).__name__} changed after its executor was made, "
@@ -80,6 +91,7 @@ class Prepared:
     prunes     the last layer may run for the pooled rows alone
     padded     pads behind a text leave its states as they are
     weights    what the model's weights were
+    settled    how the copy stood before it ran
     """
 
     model: Any
@@ -91,6 +103,12 @@ class Prepared:
     padded: bool = True
     reports: list[PassReport] = field(default_factory=list)
     weights: Weights | None = None
+    settled: Settled | None = None
+
+    def settle(self) -> None:
+        """Undo what an earlier run changed of the backbone itself."""
+        if self.settled is not None:
+            self.settled.restore()
 
     @property
     def backbone(self) -> nn.Module:
@@ -114,15 +132,15 @@ class Prepared:
 
     @property
     def pools(self) -> bool:
-        """Whether the head reads rows of the last states, which the host can pick."""
-        spec = self.head_spec
-        return spec is None or (spec.pooling in POOLED and not spec.compat)
+        """Whether the head reads rows of the last states, which can be picked before it runs."""
+        return self.head_spec is None or self.head_spec.pooling in POOLED
 
     @property
     def hooked(self) -> bool:
         """Whether masks, positions and pooling are the host's: the backbone's attention comes to
         us, and packs of texts were seen to give its own numbers."""
-        return self.packable and self.pools
+        compat = self.head_spec is not None and self.head_spec.compat  # looks for pads itself
+        return self.packable and self.pools and not compat
 
     @property
     def causal(self) -> bool:
@@ -178,6 +196,7 @@ class Prepared:
             more["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
         if "use_cache" in self.inputs:
             more["use_cache"] = False
+        self.settle()
         return self.backbone(
             input_ids=ids, attention_mask=TOLD, position_ids=position_ids, return_dict=True, **more
         )
@@ -189,8 +208,9 @@ def backbone_of(model: Any) -> nn.Module:
     return found
 
 
-def prepare(model: Any) -> Prepared:
-    """`model` (one of ours, or a causal language model) ready for an executor.
+def prepare(model: Any, longest: int = 0) -> Prepared:
+    """`model` (one of ours, or a causal language model) ready for an executor, whose plan has
+    shapes up to `longest` tokens.
 
     Raises `DeviceError` for anything else.
     """
@@ -206,10 +226,17 @@ def prepare(model: Any) -> Prepared:
     names = frozenset(inspect.signature(backbone_of(copy).forward).parameters)
     made = Prepared(copy, names)
     made.reports.append(PassReport("copy", "modules and configs of its own, the same tensors"))
+    made.settled = Settled(copy)
     plain = shared_copy(model).eval()
+    settled = Settled(plain)
     learn(made, plain)
-    look_further(made, plain)
+    look_further(made, plain, settled, longest)
+    settled.restore()
     learn_pads(made, plain)
+    if made.settled.look():
+        said = "the backbone changes itself in a run, and is put back before each"
+        made.reports.append(PassReport("settled", said))
+    made.settle()
     made.weights = Weights(model)
     return made
 

@@ -25,6 +25,8 @@ def run_rectangle(
     """What the head gets for `rows`, run as `shape` with filler rows: `[rows, hidden]`."""
     lengths = [len(row) for row in rows]
     extra = shape.batch - len(rows)
+    if not made.hooked:  # a backbone that runs its own way: pads that it may see stand behind
+        side = "right"
     real = real_tokens([*lengths, *[lengths[0]] * extra], shape.length, side)
     filler = [rows[0]] * extra
     ids = _filled([*rows, *filler], real, made.pad)
@@ -62,11 +64,13 @@ def _states(
         given["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
     if "use_cache" in made.inputs:
         given["use_cache"] = False
+    made.settle()
     return made.backbone(**given, return_dict=True)
 
 
 def _by_model(made: Prepared, ids: Tensor, real: Tensor, segments: Tensor | None) -> Tensor:
-    """A backbone with attention of its own, by our model's way: pads are moved behind the text."""
+    """A backbone with attention of its own, by our model's way."""
+    made.settle()
     given = {"input_ids": ids, "attention_mask": real.long()}
     if segments is not None:
         given["token_type_ids"] = segments
