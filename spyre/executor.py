@@ -34,9 +34,10 @@ from headswap.spyre.given import (
 )
 from headswap.spyre.learning import probe_rows
 from headswap.spyre.looking import InputGuard
-from headswap.spyre.packs import PACK_TOKENS, plan_packs, run_pack
+from headswap.spyre.packs import PACK_TOKENS, run_pack
 from headswap.spyre.paging import Paged, blocks_together, default_blocks, run_rows, shares
 from headswap.spyre.passes import card_memory, compile_for, fit
+from headswap.spyre.prefixes import places_of, plan_packs
 from headswap.spyre.prepare import prepare
 from headswap.spyre.rectangles import Ids, run_rectangle
 from headswap.spyre.reporting import Counts, Progress, Told, compiled, described
@@ -253,9 +254,10 @@ class Executor:
             for run in self.plan.fit(lengths).runs:
                 yield run.rows, self._rectangle(*chosen(rows, kinds, run.rows), run.shape)
         elif self.packs:
-            for pack in plan_packs(lengths, most_together(self.prepared, PACK_TOKENS)):
-                self._note(Shape(1, sum(lengths[row] for row in pack)), "packs")
-                yield pack, run_pack(self.prepared, *chosen(rows, kinds, pack))
+            most, shares = most_together(self.prepared, PACK_TOKENS), self.prepared.shares
+            for pack in plan_packs(rows, most, shares=shares and kinds is None):
+                self._note(Shape(1, sum(group.tokens(lengths) for group in pack)), "packs")
+                yield places_of(pack), run_pack(self.prepared, rows, kinds, pack)
         else:
             for bucket in buckets(lengths, PACK_TOKENS):
                 shape = Shape(len(bucket), lengths[bucket[0]])

@@ -205,7 +205,7 @@ def attend(
     if isinstance(headswap_batch, PackedBatch):
         last = headswap_batch.last
         if last is not None and last.now:
-            return last.attend(query, key, value, headswap_batch, visibility, scores), None
+            return last.attend(query, key, value, visibility, scores), None
         return backend.packed(query, key, value, headswap_batch, visibility, scores), None
     raise AttentionError(f"Attention was given a batch of type {type(headswap_batch).__name__}.")
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from headswap.registry.errors import HeadswapError
 from headswap.spyre.given import plain_ids
 from headswap.spyre.hook import BATCH, implementations, install, probe, remember, restore
-from headswap.spyre.packs import pooled_places, run_texts
+from headswap.spyre.packs import Laid, pooled_places, run_laid, run_texts
 from headswap.spyre.prepare import PassReport, Prepared, backbone_of
-from headswap.spyre.pruning import LastRows, keep_last_layer, prune_last_layer
+from headswap.spyre.pruning import keep_last_layer, prune_last_layer
 
 LENGTHS = (9, 2, 5)
 """Tokens of the rows that are run."""
@@ -141,7 +141,7 @@ def _learn_packs(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
     for offset in (0, *(() if not isinstance(pad, int) else (pad + 1,))):
         made.offset = offset
         try:
-            found = run_texts(made, rows)[0]
+            found = run_texts(made, rows)
         except FAILURES:  # a table without such a position; a layer that packs do not fit
             continue
         if same(found, own):
@@ -155,10 +155,11 @@ def _learn_packs(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
 def _learn_pruning(made: Prepared, rows: list[Tensor], alone: list[Any]) -> None:
     """Whether the last layer gives the same for two rows of a text as for all of them."""
     prune_last_layer(made.backbone)
+    laid = Laid.of(made, [(0, rows)])
     try:
         for pooling, place in (("first", 0), ("last", -1)):
-            index = pooled_places(rows, pooling, ())
-            found = run_texts(made, rows, None, LastRows(index))[0]
+            index = pooled_places(laid, rows, pooling, ())
+            found = run_laid(made, laid, None, laid.last(index))
             own = torch.stack([each[0][0, place] for each in alone])
             if not same(found, own):
                 raise ValueError(pooling)

@@ -33,7 +33,7 @@ def lay_out(made: Prepared, packs: bool) -> None:
     replaced: list[Replaced] = []
 
     def run() -> Tensor:
-        return run_texts(made, rows)[0] if packs else numbers(made.model, rows, made.pad)
+        return run_texts(made, rows) if packs else numbers(made.model, rows, made.pad)
 
     try:
         with torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headswap.spyre.compiling import outer_layers
 from headswap.spyre.hook import configs, implementations, restore
 from headswap.spyre.learning import FAILURES, padded_batch, probe_rows, same
-from headswap.spyre.packs import run_texts
+from headswap.spyre.packs import Laid, run_laid
 from headswap.spyre.prepare import PassReport, Prepared, backbone_of
 from headswap.spyre.pruning import keep_last_layer
 from headswap.spyre.settled import Settled
@@ -41,17 +41,21 @@ def look_further(made: Prepared, plain: Any, settled: Settled, longest: int = 0)
     if size <= 9 or not count:
         return
     rows = probe_rows(made.model.config, (size, size * 5 // 8, 5))
-    reach = partial(_upto, count=count, pad=made.pad)
-    ours = partial(reach, made.backbone, settle=made.settle)
-    theirs = partial(reach, backbone_of(plain), settle=settled.restore)
+    rows.append(torch.cat([rows[0][: size // 2], rows[2]]))
+    theirs = partial(_padded, backbone_of(plain), count=count, pad=made.pad, settle=settled.restore)
     own = [theirs([row]) for row in rows]
     if any(states is None or not states.isfinite().all() for states in own):
         return
-    if made.layers and not _same(ours(rows[:1]), own[:1]):
+    ours = _padded(made.backbone, rows[:1], count=count, pad=made.pad, settle=made.settle)
+    if made.layers and not _same(ours, own[:1]):
         _give_back(made, plain)
-    if made.packable and not _same(ours(rows, packed=made), own):
+    if made.packable and not _same(_packed(made, [(0, rows)], count), own):
         made.packable = False
         keep_last_layer(made)
+    if made.causal:
+        alike = [(0, rows[1:3]), (size // 2, [rows[0], rows[3]])]
+        found = _packed(made, alike, count)
+        made.shares = _same(found, [own[1], own[2], own[0], own[3]])
     if not made.hooked:
         made.padded = _same(theirs(rows), own)
     said = f"{size} tokens through {count} of {len(layers)} layers"
@@ -81,14 +85,26 @@ class _Reached(Exception):  # noqa: N818 - no error: it ends a run that went far
     pass
 
 
-def _upto(
-    backbone: nn.Module, rows: list[Tensor], *, count: int, pad: int, settle: Callable[[], None],
-    packed: Prepared | None = None,
-) -> Any:  # fmt: skip
-    """For each of `rows`, run together, the states `[tokens, ...]` behind the first `count` layers
-    (of `packed` as one pack, else padded); None where a run does not get there."""
-    found: list[Tensor] = []
+def _padded(
+    backbone: nn.Module, rows: list[Tensor], *, count: int, pad: int, settle: Callable[[], None]
+) -> Any:
+    """The states `[rows, tokens, ...]` of `rows`, padded, behind the first `count` layers."""
     settle()
+    run = partial(backbone, **padded_batch(rows, pad), return_dict=True)
+    return _upto(backbone, run, count)
+
+
+def _packed(made: Prepared, groups: list[tuple[int, list[Tensor]]], count: int) -> Any:
+    """The states `[tokens, ...]` of each text of `groups`, run as one pack."""
+    laid = Laid.of(made, groups)
+    found = _upto(made.backbone, partial(run_laid, made, laid), count)
+    return None if found is None else laid.texts(found[0])
+
+
+def _upto(backbone: nn.Module, run: Callable[[], Any], count: int) -> Any:
+    """The states `[batch, tokens, ...]` behind the first `count` layers of `run`; None where it
+    does not get there."""
+    found: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
         found.append(output[0] if isinstance(output, tuple) else output)
@@ -96,17 +112,12 @@ def _upto(
 
     handle = outer_layers(backbone)[count - 1].register_forward_hook(keep)
     try:
-        if packed is not None:
-            run_texts(packed, rows)
-        else:
-            backbone(**padded_batch(rows, pad), return_dict=True)
+        run()
     except (_Reached, *FAILURES):
         pass
     finally:
         handle.remove()
-    if not found or found[0].dim() < 3:
-        return None
-    return torch.split(found[0][0], [*map(len, rows)]) if packed is not None else found[0]
+    return found[0] if found and found[0].dim() >= 3 else None
 
 
 def _same(found: Any, own: list[Any]) -> bool:

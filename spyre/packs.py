@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in packs: one behind the other, without padding."""
+"""Rows in packs: one behind the other, without padding, and what several begin with once."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from headswap.heads import end_marks
 from headswap.registry.errors import InputError
 from headswap.spyre.packing import PackedBatch, Segment
+from headswap.spyre.prefixes import Group, places_of
 from headswap.spyre.prepare import Prepared
 from headswap.spyre.pruning import LastRows
 from headswap.spyre.rectangles import Ids
@@ -19,56 +22,108 @@ PACK_TOKENS = 2_048
 """Tokens a pack; from 512 to 4,096 the speed is the same (measured), the memory is not."""
 
 
-def plan_packs(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Which rows run together: from long to short, in packs of at most `tokens` tokens (a longer
-    row runs alone)."""
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    packs: list[list[int]] = []
-    room = 0
-    for row in order:
-        if not packs or lengths[row] > room:
-            packs.append([])
-            room = tokens
-        packs[-1].append(row)
-        room -= lengths[row]
-    return packs
+@dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """Texts in one row.
+
+    ids, places  `[1, tokens]`: the ids, and their positions in their text
+    segments     one a text, and one before them a beginning that texts share
+    parts        where each text's tokens stand: (start, end) of its beginning and of the rest
+    """
+
+    ids: Tensor
+    places: Tensor
+    segments: tuple[Segment, ...]
+    parts: list[list[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, made: Prepared, groups: Sequence[tuple[int, Sequence[Tensor]]]) -> Laid:
+        """`groups` of texts, each with how many tokens its texts begin with alike."""
+        ids: list[Tensor] = []
+        places: list[Tensor] = []
+        segments: list[Segment] = []
+        parts: list[list[tuple[int, int]]] = []
+        total = 0
+        for shared, texts in groups:
+            known: list[tuple[int, int]] = []
+            for text in texts:
+                own = made.positions(text)
+                if shared and not known:
+                    ids.append(text[:shared])
+                    places.append(own[:shared])
+                    known = [(total, total + shared)]
+                    segments.append(Segment(*known[0]))
+                    total += shared
+                ids.append(text[shared:])
+                places.append(own[shared:])
+                where = (total, total + len(text) - shared)
+                segments.append(Segment(*where, *known))
+                parts.append([*known, where])
+                total = where[1]
+        return cls(torch.cat(ids)[None], torch.cat(places)[None], tuple(segments), parts)
+
+    def place(self, row: int, token: int) -> int:
+        """Where a token of the text `row` stands."""
+        start, end = self.parts[row][0]
+        if start + token < end:
+            return start + token
+        return self.parts[row][-1][0] + token - (end - start)
+
+    def texts(self, states: Tensor) -> list[Tensor]:
+        """Of `states` `[tokens, ...]`, those of each text."""
+        return [torch.cat([states[start:end] for start, end in parts]) for parts in self.parts]
+
+    def last(self, index: Tensor) -> LastRows:
+        """The last layer for the rows at `index` `[texts]` alone."""
+        starts = [segment.start for segment in self.segments]
+        found = [self.segments[bisect_right(starts, place) - 1] for place in index.tolist()]
+        return LastRows(index, tuple(found))
 
 
-def run_pack(made: Prepared, rows: Sequence[Ids], segments: Sequence[Ids] | None) -> Tensor:
-    """What the head gets for `rows`, run as one pack: `[rows, hidden]`."""
-    texts = [torch.tensor(row) for row in rows]
-    own = None if segments is None else torch.tensor([[s for row in segments for s in row]])
+def run_pack(
+    made: Prepared, rows: Sequence[Ids], segments: Sequence[Ids] | None, pack: Sequence[Group]
+) -> Tensor:
+    """What the head gets for those of `rows` that are in `pack`, group by group: `[texts, hidden]`.
+    With `segments` no group shares anything."""
+    texts = [[torch.tensor(rows[row]) for row in group.rows] for group in pack]
+    laid = Laid.of(made, [(group.shared, own) for group, own in zip(pack, texts, strict=True)])
+    kinds = None
+    if segments is not None:
+        kinds = torch.tensor([[s for row in places_of(pack) for s in segments[row]]])
     pooling = made.head_spec.pooling
+    if pooling == "mean":  # in fp32: a sum in fp16 loses its last digits
+        states = run_laid(made, laid, kinds)
+        return torch.stack([own.float().mean(dim=0) for own in laid.texts(states)])
     marks = end_marks(made.model.config) if pooling == "eos" else ()
-    index = None if pooling == "mean" else pooled_places(texts, pooling, marks)
-    last = LastRows(index) if made.prunes and index is not None else None
-    states, batch = run_texts(made, texts, own, last)
-    if index is None:  # the mean, in fp32: a sum in fp16 loses its last digits
-        parts = [states[s.start : s.end].float().mean(dim=0) for s in batch.segments]
-        return torch.stack(parts)
+    index = pooled_places(laid, [text for own in texts for text in own], pooling, marks)
+    last = laid.last(index) if made.prunes else None
+    states = run_laid(made, laid, kinds, last)
     found = states if last is not None else states.index_select(0, index)
     return made.pooler(found) if pooling == "pooler" else found
 
 
-def run_texts(
-    made: Prepared, texts: Sequence[Tensor], segments: Tensor | None = None,
-    last: LastRows | None = None,
-) -> tuple[Tensor, PackedBatch]:  # fmt: skip
-    """The states `[tokens, hidden]` of `texts` (of the `last` rows alone), run as one pack."""
-    ends = torch.tensor([len(text) for text in texts]).cumsum(0).tolist()
-    batch = PackedBatch(tuple(map(Segment, [0, *ends[:-1]], ends)), ends[-1], last)
-    places = torch.cat([made.positions(text) for text in texts])[None]
-    found: Tensor = made.run(torch.cat(list(texts))[None], places, batch, segments)[0][0]
-    return found, batch
+def run_laid(
+    made: Prepared, laid: Laid, segments: Tensor | None = None, last: LastRows | None = None
+) -> Tensor:
+    """The states `[tokens, hidden]` of `laid`, or of the `last` rows alone."""
+    batch = PackedBatch(laid.segments, laid.ids.shape[1], last)
+    found: Tensor = made.run(laid.ids, laid.places, batch, segments)[0][0]
+    return found
 
 
-def pooled_places(texts: Sequence[Tensor], pooling: str, marks: tuple[int, ...]) -> Tensor:
+def run_texts(made: Prepared, texts: Sequence[Tensor]) -> Tensor:
+    """The states `[tokens, hidden]` of `texts`, run as one pack."""
+    return run_laid(made, Laid.of(made, [(0, texts)]))
+
+
+def pooled_places(
+    laid: Laid, texts: Sequence[Tensor], pooling: str, marks: tuple[int, ...]
+) -> Tensor:
     """Where the pooled token of each text stands in the pack, int64 `[texts]`."""
-    found, start = [], 0
+    found = []
     for row, text in enumerate(texts):
         own = 0 if pooling in ("first", "pooler") else len(text) - 1
-        found.append(start + (_last_mark(row, text, marks) if pooling == "eos" else own))
-        start += len(text)
+        found.append(laid.place(row, _last_mark(row, text, marks) if pooling == "eos" else own))
     return torch.tensor(found)
 
 

@@ -89,6 +89,7 @@ class Prepared:
                begin behind the pad id)
     packable   texts may stand one behind the other in one row
     prunes     the last layer may run for the pooled rows alone
+    shares     what texts of a pack begin with may run once
     padded     pads behind a text leave its states as they are
     weights    what the model's weights were
     settled    how the copy stood before it ran
@@ -100,6 +101,7 @@ class Prepared:
     offset: int = 0
     packable: bool = False
     prunes: bool = False
+    shares: bool = False
     padded: bool = True
     reports: list[PassReport] = field(default_factory=list)
     weights: Weights | None = None

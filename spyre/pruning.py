@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headswap.spyre.compiling import outer_layers
 from headswap.spyre.hook import BATCH
-from headswap.spyre.native import Native, at
+from headswap.spyre.native import Native, at, joined
 from headswap.spyre.packing import PackedBatch, Segment
 from headswap.spyre.visibility import Scores, Visibility
 
@@ -33,18 +33,18 @@ class Kept(Exception):  # noqa: N818 - no error: it ends a layer whose keys and 
 
 @dataclass(eq=False)
 class LastRows:
-    """The pooled `rows` `[texts]` (int64, places in the pack), and the last layer's keys and values
-    once they are there."""
+    """The pooled `rows` `[texts]` (int64, places in the pack) with the segment of each, and the
+    last layer's keys and values once they are there."""
 
     rows: Tensor
+    segments: tuple[Segment, ...]
     now: bool = False
     key: Tensor | None = None
     value: Tensor | None = None
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch,
-        visibility: Visibility, scores: Scores,
-    ) -> Tensor:  # fmt: skip
+        self, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scores: Scores
+    ) -> Tensor:
         """Keep `key` and `value` and end the layer, or let the rows' `query`
         `[1, heads, texts, key_dim]` meet what was kept: `[1, texts, heads, value_dim]`."""
         if self.key is None or self.value is None:
@@ -52,7 +52,7 @@ class LastRows:
             raise Kept
         found = [
             _row(query[:, :, i : i + 1], self.key, self.value, segment, place, visibility, scores)
-            for i, (segment, place) in enumerate(zip(batch.segments, self.rows.tolist(),
+            for i, (segment, place) in enumerate(zip(self.segments, self.rows.tolist(),
                                                      strict=True))
         ]  # fmt: skip
         return torch.cat(found, dim=1)
@@ -62,13 +62,14 @@ def _row(
     query: Tensor, key: Tensor, value: Tensor, segment: Segment, place: int,
     visibility: Visibility, scores: Scores,
 ) -> Tensor:  # fmt: skip
-    own = place - segment.start
-    places = torch.arange(segment.end - segment.start)
-    seen = visibility.of(torch.tensor([own]), places)[0].nonzero().flatten()
-    start, end = segment.start + int(seen[0]), segment.start + int(seen[-1]) + 1
-    keys, values = key[:, :, start:end], value[:, :, start:end]
+    own = torch.tensor([segment.before + place - segment.start])
+    places = torch.arange(segment.before + segment.end - segment.start)
+    seen = visibility.of(own, places)[0].nonzero().flatten()
+    start, end = int(seen[0]), int(seen[-1]) + 1
+    tokens = slice(segment.start, segment.end)
+    keys, values = (joined(t, segment.prefix, tokens)[:, :, start:end] for t in (key, value))
     if scores.features():
-        placed = at(scores, torch.tensor([own]), places[int(seen[0]) : int(seen[-1]) + 1])
+        placed = at(scores, own, places[start:end])
         return Native().padded(query, keys, values, None, placed)
     return torch.nn.functional.scaled_dot_product_attention(
         query, keys, values, scale=scores.scale, enable_gqa=query.shape[1] != key.shape[1]

@@ -48,8 +48,9 @@ class Counts:
         self.tokens += sum(map(len, rows))
 
     def described(self) -> dict[str, Any]:
-        """Rows and tokens, what was computed for them, and the share of it that was padding."""
-        waste = 1 - self.tokens / self.computed if self.computed else 0.0
+        """Rows and tokens, what was computed for them (less, where rows begin alike), and the share
+        of it that was padding."""
+        waste = max(0.0, 1 - self.tokens / self.computed) if self.computed else 0.0
         return {"rows": self.rows, "tokens": self.tokens, "computed": self.computed,
                 "waste": waste, "runs": dict(self.runs)}  # fmt: skip
 
