@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
-from headswap.spyre.backends import ATTENTION, Mode, refuse_unsupported
+import torch
+from torch import Tensor
+
+from headswap.spyre.backends import ATTENTION, SHIPPED, Mode, refuse_unsupported
+from headswap.spyre.compiling import alone
+from headswap.spyre.errors import AttentionError
 from headswap.spyre.hook import install
+from headswap.spyre.learning import padded_batch, probe_rows, same
+from headswap.spyre.packs import run_texts
 from headswap.spyre.prepare import Prepared
 
 
@@ -25,8 +32,25 @@ def choose_attention(
     if made.layers:
         mode: Mode = "paged" if paged and made.causal else "packed" if packs else "padded"
         refuse_unsupported(backend, mode, made.features, type(made.model).__name__)
+        before = None if name in SHIPPED else _states(made, packs)  # by what was compared already
         install(made.backbone, name)
+        if before is not None and not same(_states(made, packs), before):
+            raise AttentionError(
+                f"Attention backend {name!r} gives {type(made.model).__name__} other numbers than "
+                "its own attention does.",
+                name=name,
+            )
     return name, packs
+
+
+@alone(compiled=True)
+def _states(made: Prepared, packs: bool) -> Tensor:
+    """The backbone's states for a few short rows, one behind the other."""
+    rows = probe_rows(made.model.config)
+    if packs:
+        return run_texts(made, rows)
+    found = made.backbone(**padded_batch(rows, made.pad), return_dict=True)[0]
+    return torch.cat([own[: len(row)] for own, row in zip(found, rows, strict=True)])
 
 
 def has_kernel(made: Prepared) -> bool:

@@ -186,7 +186,8 @@ class Executor:
         config's), which is kept.
 
         Needs a causal language model. Raises `CapacityError` with both numbers, before any work,
-        for a prompt that could never fit; blocks are given back whatever happens.
+        for a prompt that could never fit, `NonFiniteError` naming rows whose logits are no numbers;
+        blocks are given back whatever happens.
         """
         rows, _ = checked_rows(self.prepared, prompts, new=max_new_tokens)
         marks = end_ids(self.prepared, eos_token_id)
@@ -248,7 +249,7 @@ class Executor:
     def _pooled(self, rows: list[list[int]], kinds: list[list[int]] | None) -> Any:
         """Rows and what the head gets for them, run after run."""
         lengths = [len(row) for row in rows]
-        if self.shares_prefixes:
+        if self.shares_prefixes and kinds is None:  # pages are known by their ids alone
             yield from run_rows(self._pages(rows, 0), rows)
         elif self.plan is not None:
             for run in self.plan.fit(lengths).runs:

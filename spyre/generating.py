@@ -15,7 +15,7 @@ from torch import Tensor
 from headswap.heads import end_marks
 from headswap.spyre.cache import PagedBatch
 from headswap.spyre.compiling import outer_layers
-from headswap.spyre.errors import DeviceError
+from headswap.spyre.errors import DeviceError, NonFiniteError
 from headswap.spyre.hook import BATCH, TOLD
 from headswap.spyre.paging import Paged, Stored
 from headswap.spyre.prepare import Prepared
@@ -32,6 +32,16 @@ def end_ids(made: Prepared, given: Any = None) -> frozenset[int]:
         ends = end_marks(made.model.config)
     ends = ends.tolist() if hasattr(ends, "tolist") else ends
     return frozenset((ends,) if isinstance(ends, int) else map(int, ends))
+
+
+def refuse_broken(rows: list[int], found: list[list[int]]) -> None:
+    """Raise `NonFiniteError` naming `rows`, whose logits are no numbers any more."""
+    if rows:
+        raise NonFiniteError(
+            f"Rows {rows} of {len(found)} gave logits that are no numbers; what was made before, "
+            "and the other rows, stand in the error's .values.",
+            rows=tuple(rows), values=found,
+        )  # fmt: skip
 
 
 Run = Callable[[Tensor, Tensor, PagedBatch, int], Tensor]
@@ -55,16 +65,18 @@ def generate(
     for row, prompt in enumerate(prompts):
         paged.check(row, len(prompt), new)
     found: list[list[int]] = [[] for _ in prompts]
+    broken: set[int] = set()
     waiting = list(enumerate(prompts))[::-1] if new > 0 else []
     with paged.held() as live, forward(paged) as run:
         while waiting or live:
             _join(paged, waiting, live, new, run, processors)
-            _finish(paged, live, found, new, ends)
+            broken |= _finish(paged, live, found, new, ends)
             if live:
                 logits = paged.step(live, run)[: len(live)]
                 for sequence, own in zip(live, logits, strict=True):
                     _take(sequence, own)
-                _finish(paged, live, found, new, ends)
+                broken |= _finish(paged, live, found, new, ends)
+    refuse_broken(sorted(broken), found)
     return found
 
 
@@ -123,15 +135,21 @@ def _join(
 
 
 def _take(sequence: Stored, logits: Tensor) -> None:
-    """Add the most likely id by `logits` `[vocabulary]`."""
+    """Add the most likely id by `logits` `[vocabulary]`, if there is one."""
+    sequence.broken = bool(logits.isnan().any())
+    if sequence.broken:
+        return
     ids = [*sequence.ids, *sequence.made]
     sequence.made.append(most_likely(logits, ids, sequence.processors))
 
 
 def _finish(
     paged: Paged, live: list[Stored], found: list[list[int]], new: int, ends: frozenset[int]
-) -> None:
-    for sequence in [s for s in live if len(s.made) >= new or s.made[-1] in ends]:
+) -> set[int]:
+    """Take out the sequences that are done; returns the rows of those whose logits broke."""
+    done = [s for s in live if s.broken or len(s.made) >= new or s.made[-1] in ends]
+    for sequence in done:
         live.remove(sequence)
         paged.release(sequence)
         found[sequence.row] = sequence.made
+    return {sequence.row for sequence in done if sequence.broken}

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headswap.registry.errors import InputError
 from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
 from headswap.spyre.prepare import Prepared
+from headswap.spyre.shapes import LENGTH_STEP
 
 
 def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -> tuple[Any, Any]:
@@ -25,9 +27,13 @@ def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -
     if kinds is not None and [*map(len, kinds)] != [*map(len, rows)]:
         raise ShapeError("token_type_ids and ids differ in their lengths.", rows=())
     _refuse_unknown("id", rows, _known(made))
-    if kinds is not None and made.segments:
-        size = getattr(made.backbone.config, "type_vocab_size", None)
-        _refuse_unknown("token_type_id", kinds, size)
+    if kinds is not None:
+        if "token_type_ids" not in made.inputs:
+            raise InputError(
+                f"token_type_ids was given, but {type(made.backbone).__name__} takes none."
+            )
+        size = getattr(made.backbone.config, "type_vocab_size", None) if made.segments else None
+        _refuse_unknown("token_type_id", kinds, size or _known(made))
     empty = tuple(i for i, row in enumerate(rows) if not row)
     if empty:
         raise ShapeError(f"Row {empty[0]} has no token.", rows=empty, value=0, limit=1)
@@ -149,6 +155,13 @@ def refuse_plan(made: Prepared, longest: int) -> None:
         raise DeviceError(
             f"A shape of {longest} tokens is planned, and {name} has positions for {table}, which "
             "pads take too. Plan shorter shapes.", value=longest, limit=table,
+        )  # fmt: skip
+    if made.head_spec is None and longest <= LENGTH_STEP:
+        raise DeviceError(
+            f"Shapes up to {longest} tokens are planned, and {name} would generate: a prompt "
+            f"counts in whole steps of {LENGTH_STEP}, and new tokens come on top. Plan a longer "
+            "shape.",
+            value=longest, limit=LENGTH_STEP,
         )  # fmt: skip
     most = made.lengths.alike
     if most is not None and longest > most:

@@ -107,7 +107,7 @@ def _upto(backbone: nn.Module, run: Callable[[], Any], count: int) -> Any:
     found: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        found.append(output[0] if isinstance(output, (tuple, list)) else output)
         raise _Reached
 
     handle = outer_layers(backbone)[count - 1].register_forward_hook(keep)

@@ -37,8 +37,8 @@ def blocks_together(tokens: Sequence[int], block_size: int, rows: int) -> int:
 
 @dataclass(eq=False)
 class Stored:
-    """A text in the cache: its ids, how many of them have keys there, its blocks, and what is
-    done to the logits of those that are `made`."""
+    """A text in the cache: its ids, how many of them have keys there, its blocks, what is
+    done to the logits of those that are `made`, and whether they became no numbers."""
 
     row: int
     ids: list[int]
@@ -46,6 +46,7 @@ class Stored:
     stored: int = 0
     made: list[int] = field(default_factory=list)
     processors: Any = None
+    broken: bool = False
 
 
 class Paged:
@@ -112,7 +113,8 @@ class Paged:
     def admit(self, row: int, ids: Sequence[int], new: int) -> Stored:
         """Blocks for `ids` and `new` tokens; what the cache knows of them is shared."""
         lease = self.pool.admit(ids, new)
-        self.cache.zero(self.pool.stale())
+        fresh = lease.blocks[lease.cached // self.pool.block_size :]
+        self.cache.zero([*{*self.pool.stale(), *fresh}])  # whoever wrote there last
         self.shared += lease.cached
         return Stored(row, list(ids), lease, stored=lease.cached)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from headswap.spyre.compiling import Guarded, compile_layers
+from headswap.spyre.compiling import Guarded, alone, compile_layers
 from headswap.spyre.experts import run_all_experts
 from headswap.spyre.linears import lay_out
 from headswap.spyre.looking import InputGuard, looked_at
@@ -21,6 +21,7 @@ from headswap.spyre.stack import Backend
 from headswap.spyre.surroundings import surroundings
 
 
+@alone(compiled=True)
 def fit(
     made: Prepared, backend: Backend, dtype: torch.dtype | None, *, packs: bool, pad_weights: bool
 ) -> None:

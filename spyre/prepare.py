@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headswap.heads.interface import HeadedModel
+from headswap.spyre.compiling import alone
 from headswap.spyre.errors import DeviceError
 from headswap.spyre.hook import BATCH, TOLD, Layer
 from headswap.spyre.lengths import Lengths
@@ -146,9 +147,15 @@ class Prepared:
 
     @property
     def causal(self) -> bool:
-        """Whether every layer was seen to look back only, by a rule that pages can follow."""
-        return self.packable and all(
-            layer.visibility is not None and layer.visibility.causal for _, layer in self.layers
+        """Whether every layer was seen to look back only, by a rule that pages can follow, and has
+        pages of its own: DiffLlama's modules call attention twice."""
+        modules = {id(module) for module, _ in self.layers}
+        return (
+            self.packable
+            and len(modules) == len(self.layers)
+            and all(
+                layer.visibility is not None and layer.visibility.causal for _, layer in self.layers
+            )
         )
 
     @property
@@ -194,7 +201,7 @@ class Prepared:
         """The backbone's output for `ids` `[1 or batch, tokens]`, whose attention is told by
         `batch`."""
         more: dict[str, Any] = {BATCH: batch}
-        if self.segments:
+        if self.segments or segments is not None:
             more["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
         if "use_cache" in self.inputs:
             more["use_cache"] = False
@@ -204,12 +211,29 @@ class Prepared:
         )
 
 
+def refuse_around(model: Any) -> None:
+    """Raise `DeviceError` for what changes a model's numbers around its backbone and head, which an
+    executor runs by themselves."""
+    found = [name for name in ("_forward_hooks", "_forward_pre_hooks") if getattr(model, name, {})]
+    own = vars(model) if isinstance(model, nn.Module) else {}
+    if "forward" in own and "_original_forward" not in own:  # accelerate's changes no number
+        found.append("a forward of its own")
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        found.append("a prompt of virtual tokens")
+    if found:
+        raise DeviceError(
+            f"{type(model).__name__} has {', '.join(found)}, which an executor would not run: it "
+            "calls backbone and head itself. Remove that, or put it on the backbone."
+        )
+
+
 def backbone_of(model: Any) -> nn.Module:
     """The module of `model` that turns ids into states."""
     found: nn.Module = model.backbone if isinstance(model, HeadedModel) else model.base_model
     return found
 
 
+@alone(compiled=True)
 def prepare(model: Any, longest: int = 0) -> Prepared:
     """`model` (one of ours, or a causal language model) ready for an executor, whose plan has
     shapes up to `longest` tokens.
@@ -219,6 +243,7 @@ def prepare(model: Any, longest: int = 0) -> Prepared:
     from headswap.spyre.learning import learn, learn_pads
     from headswap.spyre.longer import look_further
 
+    refuse_around(model)
     if not isinstance(model, HeadedModel) and not hasattr(model, "base_model"):
         raise DeviceError(
             f"An executor runs models of headswap and causal language models, and got a "

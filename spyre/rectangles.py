@@ -60,7 +60,7 @@ def _states(
     given: dict[str, Any] = {
         "input_ids": ids, "attention_mask": real.long(), "position_ids": places,
     }  # fmt: skip
-    if made.segments:
+    if made.segments or segments is not None:
         given["token_type_ids"] = torch.zeros_like(ids) if segments is None else segments
     if "use_cache" in made.inputs:
         given["use_cache"] = False

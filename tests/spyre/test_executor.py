@@ -367,7 +367,6 @@ def test_classified_rows_share_their_prefix(kind: str, chunk: int) -> None:
         if block and pages.pool._blocks[block].key is None:
             for layer in pages.cache.layers:
                 layer.key[block] = layer.value[block] = float("nan")
-                pages.pool._stale.append(block)
     torch.testing.assert_close(executor.logits(ids), want, atol=1e-5, rtol=0)
 
 
@@ -403,7 +402,6 @@ def test_what_freed_blocks_hold_does_not_matter() -> None:
         layer.key.fill_(float("nan"))
         layer.value.fill_(float("nan"))
     pages.pool.forget()
-    pages.pool._stale = list(range(1, 6))
     assert executor.generate(prompts, 8) == want
 
 

@@ -12,8 +12,9 @@ from spyre_models import DECODERS, MAJOR, MORE, causal, converted, expected, gre
 from tiny_models import rows, tiny
 
 import headswap
+from headswap.registry.errors import InputError
 from headswap.spyre import SENDNN, DeviceError
-from headswap.spyre.errors import AttentionError
+from headswap.spyre.errors import AttentionError, NonFiniteError
 from headswap.spyre.executor import Executor
 
 IDS = rows((5, 61, 30, 1, 90))
@@ -155,3 +156,103 @@ def test_an_adapter_that_is_switched_later_is_refused() -> None:
     with adapted.disable_adapter(), pytest.raises(DeviceError, match="Make a new Executor"):
         executor.logits(IDS)
     executor.logits(IDS)
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_segments_reach_the_model_or_are_refused(how: dict[str, Any]) -> None:
+    kinds = [[(7 * i + 3) % 2 for i in range(len(row))] for row in IDS]
+    model = converted("gpt2")  # which looks them up in its table of words
+    with torch.no_grad():
+        want = torch.cat([
+            model(input_ids=torch.tensor([row]), attention_mask=torch.ones(1, len(row)).long(),
+                  token_type_ids=torch.tensor([kind])).logits
+            for row, kind in zip(IDS, kinds, strict=True)])  # fmt: skip
+    for more in ({}, {"share_prefixes": True}):
+        found = Executor(model, backend="eager", **how, **more).logits(IDS, kinds)
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
+    with pytest.raises(InputError, match="token_type_ids was given"):
+        Executor(converted("llama"), backend="eager", **how).logits(IDS, kinds)
+
+
+@pytest.mark.skipif(MAJOR < 5, reason="4.57's DiffLlama calls attention its own way")
+def test_modules_that_call_attention_twice_have_no_pages() -> None:
+    source = tiny("diffllama", num_key_value_heads=2, max_position_embeddings=200)
+    with pytest.raises(DeviceError, match="paged cache"):
+        Executor(source, backend="eager").generate([[5, 6]], 2)
+    model = headswap.as_seq_cls_model(source, num_labels=3).eval()
+    ids = [[*IDS[1], 5], [*IDS[1], 6, 7]]
+    executor = Executor(model, backend="eager", share_prefixes=True)
+    torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+
+
+def test_blocks_whose_layers_give_lists_run() -> None:
+    model = classifier("openai-gpt", n_positions=200, n_embd=32, n_layer=2, n_head=4)
+    torch.testing.assert_close(Executor(model, backend="eager").logits(IDS), expected(model, IDS),
+                               atol=1e-5, rtol=0)  # fmt: skip
+
+
+def test_an_executor_made_under_autocast_learns_the_same() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        executor = Executor(converted("qwen2"), backend="eager", share_prefixes=True)
+    assert executor.report()["hooked"]
+    assert executor.shares_prefixes
+
+
+def test_what_stands_around_a_model_is_refused() -> None:
+    model = classifier("llama")
+    handle = model.register_forward_hook(lambda module, given, found: found)
+    with pytest.raises(DeviceError, match="_forward_hooks"):
+        Executor(model, backend="eager")
+    handle.remove()
+    forward = model.forward
+    model.forward = lambda *given, **named: forward(*given, **named)
+    with pytest.raises(DeviceError, match="a forward of its own"):
+        Executor(model, backend="eager")
+    del model.forward
+    peft = pytest.importorskip("peft")
+    prompted = peft.get_peft_model(
+        model, peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3)
+    )
+    with pytest.raises(DeviceError, match="virtual tokens"):
+        Executor(prompted, backend="eager")
+
+
+def test_a_plan_in_which_nothing_can_be_generated_is_refused() -> None:
+    with pytest.raises(DeviceError, match="Plan a longer"):
+        Executor(causal("llama"), backend="checked", shapes=[(2, 64)], rules="record")
+
+
+def test_a_backend_of_ones_own_is_compared() -> None:
+    from headswap.spyre import ATTENTION
+    from headswap.spyre.native import Native
+
+    class Doubled(Native):
+        name = "doubled"
+
+        def padded(self, *given: Any) -> torch.Tensor:
+            return super().padded(*given) * 2
+
+    ATTENTION.register("doubled", Doubled, replace=True)
+    ATTENTION.register("own", Native, replace=True)
+    for how in HOW:
+        with pytest.raises(AttentionError, match=r"gives .* other numbers"):
+            Executor(converted("llama"), backend="eager", attention="doubled", **how)
+        executor = Executor(converted("llama"), backend="eager", attention="own", **how)
+        want = expected(converted("llama"), IDS)
+        torch.testing.assert_close(executor.logits(IDS), want, atol=1e-5, rtol=0)
+
+
+def test_a_row_that_stops_being_numbers_is_named_and_the_others_are_good() -> None:
+    model = copy.deepcopy(causal("llama"))
+    model.generation_config.eos_token_id = None
+    prompts = [[5, 6, 7], [9, 8, 7], [6, 5]]
+    want = greedy(model, prompts, 6)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = float("nan")
+    assert 9 not in [*want[0], *want[2]]
+    executor = Executor(model, backend="eager")
+    with pytest.raises(NonFiniteError, match=r"Rows \[1\] of 3") as caught:
+        executor.generate(prompts, 6)
+    assert caught.value.values == [want[0], [], want[2]]
+    assert executor.generate(prompts[::2], 6) == want[::2]
+    assert executor.report()["blocks"]["held"] == 0
