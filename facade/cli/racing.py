@@ -146,12 +146,14 @@ class _Opened:
     def encode(self, texts: Sequence[Any]) -> list[Row]:
         """The ids, and segments where the model has them, that a `Classifier` makes of texts."""
         from headswap.text import Classifier
+        from headswap.text.running import takes_segments
 
         classifier = Classifier(
             self._executor, tokenizer=self._job.checkpoint.tokenizer(),
             template=self._task.load.get("template") or "auto",
         )  # fmt: skip
-        return [(row.ids, row.types) for row in classifier.encode(texts)]
+        used = takes_segments(self._executor.model)
+        return [(row.ids, row.types if used else None) for row in classifier.encode(texts)]
 
     def run(self, rows: Sequence[Row]) -> tuple[float, list[list[float]]]:
         """Seconds, and the logits."""

@@ -134,7 +134,7 @@ def test_states_stay_on_the_device_from_layer_to_layer(
     del moved[:]
     torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
     assert moved == ["cpu:0"] * 4 + ["cpu"]  # two layers' arguments and keywords, then the end
-    generating = Executor(causal("llama"), backend="inductor", shapes=[(2, 64)])
+    generating = Executor(causal("llama"), backend="inductor", shapes=[(2, 128)])
     with pytest.raises(DeviceError, match="paged cache lies on the host"):
         generating.generate([[5, 6]], 2)
 

@@ -52,7 +52,7 @@ def test_what_is_said_to_be_on_the_host_is_in_no_graph(kind: str, graphs: list[A
 
 
 def test_positions_and_segments_are_those_of_the_model(graphs: list[Any]) -> None:
-    given: dict[str, Any] = {"backend": "inductor", "shapes": [(2, 64)]}
+    given: dict[str, Any] = {"backend": "inductor", "shapes": [(2, 128)]}
     bert = Executor(converted("bert"), **given).report()["passes"]
     who = "the host" if MAJOR > 4 else "the backbone"
     assert bert["segments"] == f"2 kinds, as a caller gives them, else 0 by {who}"
