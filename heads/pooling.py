@@ -126,4 +126,6 @@ def pool(hidden: Tensor, real: Tensor, pooling: Pooling, index: Tensor | None = 
     index = pooled_index(pooling, real) if index is None else index
     if index is None:
         return hidden
-    return hidden[torch.arange(hidden.shape[0], device=hidden.device), index.to(hidden.device)]
+    rows = torch.arange(hidden.shape[0], device=hidden.device) * hidden.shape[1]
+    # Two indices at once are an operator that a card's compiler lacks.
+    return hidden.flatten(0, 1).index_select(0, rows + index.to(hidden.device))
