@@ -249,6 +249,8 @@ def prepare(model: Any, longest: int = 0) -> Prepared:
             f"An executor runs models of headswap and causal language models, and got a "
             f"{type(model).__name__}. Make one with headswap.load() or as_seq_cls_model()."
         )
+    if hasattr(model, "get_base_model"):  # peft's wrapper, whose adapters lie in the layers
+        model = model.get_base_model()
     copy = shared_copy(model).eval()
     names = frozenset(inspect.signature(backbone_of(copy).forward).parameters)
     made = Prepared(copy, names)

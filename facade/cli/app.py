@@ -66,6 +66,8 @@ def inspect(
         say(f"{plan}\n  device     {found if stack.name != 'NONE' else f'CPU ({found})'}")
         if rules is not None:
             say(f"  rules      {device}, {len(rules.errors)} broken\n{rules}")
+        elif device is not None:
+            say(f"  rules      {device}, not looked at: what is missing above comes first")
     if not plan.ok:
         raise typer.Exit(FAILED)
 

@@ -62,9 +62,10 @@ def test_inspect_checks_the_graphs_against_a_stacks_rules(classifier: Path) -> N
 
 
 def test_inspect_fails_where_loading_would(causal: Path) -> None:
-    found = headswap("inspect", causal)
+    found = headswap("inspect", causal, "--device", "spyre")
     assert found.returncode == 1
     assert "missing: score.weight" in found.stdout
+    assert "not looked at" in found.stdout
     assert "no Spyre compiler found" in found.stdout
 
 

@@ -256,3 +256,18 @@ def test_a_row_that_stops_being_numbers_is_named_and_the_others_are_good() -> No
     assert caught.value.values == [want[0], [], want[2]]
     assert executor.generate(prompts[::2], 6) == want[::2]
     assert executor.report()["blocks"]["held"] == 0
+
+
+def test_a_model_in_peft_s_wrapper_runs_with_its_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    source = copy.deepcopy(causal("qwen2"))
+    plain = greedy(source, [[5, 6, 7]], 6)
+    adapted = peft.get_peft_model(source, lora).eval()
+    want = greedy(source, [[5, 6, 7]], 6)
+    assert want != plain
+    assert Executor(adapted, backend="eager").generate([[5, 6, 7]], 6) == want
+    model = peft.get_peft_model(classifier("bert"), peft.LoraConfig(
+        target_modules=["query"], r=2, init_lora_weights=False)).eval()  # fmt: skip
+    found = Executor(model, backend="eager").logits(IDS)
+    torch.testing.assert_close(found, expected(model, IDS), atol=1e-5, rtol=0)
