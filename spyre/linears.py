@@ -1,52 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers whose weights are laid out for the CPU's matrix units once, by oneDNN.
-
-torch's own linear lays them out again in each call, or hands fp32 to a library that leaves half of
-some CPUs idle (measured on AMD: 2.2 times slower). The arithmetic stays the dtype's own.
-"""
+"""A model's linear layers in oneDNN's layout; see `products` for what that gains."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from headswap.spyre.calls import Calls
 from headswap.spyre.learning import FAILURES, numbers, probe_rows, same
 from headswap.spyre.packs import run_texts
 from headswap.spyre.prepare import PassReport, Prepared
+from headswap.spyre.products import NONE, LaidLinear, PackedLinear, joined, usable
 
-Replaced = tuple[nn.Module, str, nn.Module]
-LAID_OUT_FOR = 256
-"""Tokens that the layout is chosen for; other counts run as well."""
+MEASURED = 2**25
+"""Numbers of weights whose products are timed: more than caches hold, and some milliseconds."""
+ROUNDS = 5
 
 
 def lay_out(made: Prepared, packs: bool) -> None:
-    """Pack what runs in the backbone's dtype: of a classifier the backbone, of a causal language
+    """Lay out what runs in the backbone's dtype: of a classifier the backbone, of a causal language
     model all of it. A classifier's head runs in fp32 and stays. Where the model then gives other
-    numbers, or needs a weight itself, nothing is packed. It is compared as it will run, in `packs`
-    or padded.
+    numbers, or needs a weight itself, nothing is laid out. It is compared as it will run, in
+    `packs` or padded.
     """
     whole = made.backbone if made.head_spec is not None else made.model
     rows = probe_rows(made.model.config)
-    replaced: list[Replaced] = []
+    spared = _of_head(made)
+    layers = [m for m in whole.modules() if _plain(m) and m not in spared] if usable() else []
 
     def run() -> Tensor:
         return run_texts(made, rows) if packs else numbers(made.model, rows, made.pad)
 
+    laid: dict[nn.Module, nn.Module] = {}
     try:
         with torch.no_grad():
-            before = run()
-            replaced = pack_linears(whole, _of_head(made))
+            calls = Calls(whole, layers)
+            before = calls.during(run)
+            laid = _laid(layers, calls)
+            _put(whole, laid)
             kept = same(run(), before, made.dtype)
     except FAILURES:
         kept = False
     if not kept:
-        for module, name, child in replaced:
-            setattr(module, name, child)
-    count = len({id(child) for _, _, child in replaced}) if kept else 0
-    made.reports.append(PassReport("linears", f"{count} weights in oneDNN's layout"))
+        _put(whole, {new: old for old, new in laid.items()})
+        laid = {}
+    elif made.head_spec is None:  # decodes a token at a time
+        _keep_plain({m: laid[m] for m in layers})
+    made.reports.append(PassReport("linears", _said(laid)))
+
+
+def _laid(layers: Sequence[nn.Linear], calls: Calls) -> dict[nn.Module, nn.Module]:
+    """What stands in the place of each of `layers`, and of activations that run with them.
+
+    An activation saves more than a joint product: it is a pass over the widest states.
+    """
+    found: dict[nn.Module, nn.Module] = {}
+    activated = calls.activated()
+    for group in calls.together(activated):
+        found.update(zip(group, joined(group), strict=True))
+    for layer in layers:
+        if layer in activated:
+            module, activation = activated[layer]
+            found[module] = nn.Identity()
+            found[layer] = PackedLinear(layer, activation)
+        elif layer not in found:
+            found[layer] = PackedLinear(layer)
+    return found
+
+
+def _put(root: nn.Module, instead: dict[nn.Module, nn.Module]) -> None:
+    """Put modules in the place of others below `root`, wherever those stand."""
+    for parent in list(root.modules()):
+        for name, child in list(parent.named_children()):
+            if child in instead:
+                setattr(parent, name, instead[child])
+
+
+def _said(laid: dict[nn.Module, nn.Module]) -> str:
+    layers = [m for m in laid.values() if isinstance(m, LaidLinear)]
+    alone = [m for m in layers if isinstance(m, PackedLinear)]
+    activated = sum(m.activation != NONE for m in alone)
+    plain = sum(m.plain is not None for m in layers)
+    said = f"{len(layers)} weights in oneDNN's layout, {len(layers) - len(alone)} of them joined, "
+    return said + f"{activated} with their activation, {plain} plain for single tokens"
+
+
+def _keep_plain(laid: dict[nn.Linear, Any]) -> None:
+    """Let single tokens meet the plain weights (which the model that was given holds anyway) where
+    this machine is faster so: oneDNN is on AMD, MKL on Intel."""
+    some: list[nn.Linear] = []
+    for layer in laid:
+        if not some or sum(m.weight.numel() for m in some) + layer.weight.numel() <= MEASURED:
+            some.append(layer)
+    one = {m.in_features: m.weight.new_zeros(1, 1, m.in_features) for m in some}
+
+    def plain() -> Any:
+        return [nn.functional.linear(one[m.in_features], m.weight, m.bias) for m in some]
+
+    if _faster(plain, lambda: [laid[m].laid(one[m.in_features]) for m in some]):
+        for layer, new in laid.items():
+            new.plain = layer.weight.detach()
+
+
+def _faster(one: Callable[[], Any], other: Callable[[], Any]) -> bool:
+    """Whether `one` takes less time than `other`, by medians of taking turns."""
+    spent: dict[Callable[[], Any], list[float]] = {one: [], other: []}
+    for _ in range(ROUNDS):
+        for way, times in spent.items():
+            start = time.perf_counter()
+            way()
+            times.append(time.perf_counter() - start)
+    return statistics.median(spent[one]) < statistics.median(spent[other])
 
 
 def _of_head(made: Prepared) -> list[nn.Module]:
@@ -58,50 +127,8 @@ def _of_head(made: Prepared) -> list[nn.Module]:
     return found + (list(pooler.modules()) if isinstance(pooler, nn.Module) else [])
 
 
-class PackedLinear(nn.Module):
-    """`nn.Linear` with its weight in oneDNN's layout; `weight` is the plain one, which some layers
-    read themselves (a router that multiplies in fp32, Mamba's step sizes)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAID_OUT_FOR)
-        self.bias = None if bias is None else bias.detach()
-        self.weight = weight.new_empty(0)  # some classes ask for its dtype; there is no more to it
-
-    def forward(self, states: Tensor) -> Tensor:
-        """`[..., in_features]` -> `[..., out_features]`."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            states, self.packed, self.bias, "none", [], ""
-        )
-        return found
-
-
-def pack_linears(backbone: nn.Module, spared: Collection[nn.Module] = ()) -> list[Replaced]:
-    """Replace every plain `nn.Linear` of `backbone` (a copy that nobody trains) by a packed one;
-    returns where, and what stood there. Layers with hooks, adapters or other weights stay, and
-    those in `spared`."""
-    if not usable():
-        return []
-    made: dict[int, PackedLinear] = {}
-    replaced: list[Replaced] = []
-    for module in list(backbone.modules()):
-        for name, child in list(module.named_children()):
-            if _plain(child) and child not in spared:
-                if id(child) not in made:
-                    made[id(child)] = PackedLinear(child.weight, child.bias)
-                setattr(module, name, made[id(child)])
-                replaced.append((module, name, child))
-    return replaced
-
-
-def usable() -> bool:
-    """Whether this torch has oneDNN's layouts."""
-    onednn: Any = torch.backends.mkldnn
-    return bool(onednn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
 def _plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether `module` is a linear layer that nobody watches, changes or stores otherwise."""
     return (
         type(module) is nn.Linear
         and "forward" not in vars(module)  # somebody put another in its place
