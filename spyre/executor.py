@@ -35,14 +35,15 @@ from headswap.spyre.given import (
 from headswap.spyre.learning import probe_rows
 from headswap.spyre.looking import InputGuard
 from headswap.spyre.packs import PACK_TOKENS, run_pack
-from headswap.spyre.paging import Paged, blocks_together, default_blocks, run_rows, shares
+from headswap.spyre.paging import Pages, run_rows, shares
 from headswap.spyre.passes import card_memory, compile_for, fit
 from headswap.spyre.prefixes import places_of, plan_packs
 from headswap.spyre.prepare import prepare
 from headswap.spyre.rectangles import Ids, run_rectangle
+from headswap.spyre.remembered import Remembered
 from headswap.spyre.reporting import Counts, Progress, Told, compiled, described
 from headswap.spyre.shapes import Shape, planned
-from headswap.spyre.stack import choose, refuse_pages
+from headswap.spyre.stack import choose
 
 
 class Executor:
@@ -57,7 +58,8 @@ class Executor:
     rules      what becomes of findings in graphs and their inputs: "raise", "warn" or "record"
     device     the card's limits; default by backend
     dtype      of the backbone (default: as it is), or of all of a causal language model; a
-               classifier's head always runs in fp32
+               classifier's head always runs in fp32. "auto": what the machine is made for.
+               torch.int8: products of the backbone's linear layers; `report()` says what it costs
     block_size, num_blocks
                of the paged cache, in tokens and in blocks with the reserved one (default: the
                device's size; where shapes are free as many blocks as a call needs, else room for
@@ -66,6 +68,7 @@ class Executor:
                run rows over the paged cache: in chunks, and what stands at their start and is known
                from earlier rows is not computed again. For causal models that pool the last token;
                with others it is off, as `report()` says
+    remember   so many rows' results, which are given again where the same is asked of the same ids
     pad_weights
                pad heads and feed-forwards to whole sticks for "checked" and "spyre", with zeros
 
@@ -82,10 +85,11 @@ class Executor:
         shapes: Iterable[Shape | tuple[int, int]] | None = None,
         rules: str = "raise",
         device: DeviceSpec | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         block_size: int | None = None,
         num_blocks: int | None = None,
         share_prefixes: bool = False,
+        remember: int = 0,
         pad_weights: bool = True,
     ) -> None:
         self.backend = choose(backend, device, rules)
@@ -101,16 +105,18 @@ class Executor:
             fused=self.backend.name in ("eager", "inductor"),
         )  # fmt: skip
         fit(self.prepared, self.backend, dtype, packs=self.packs, pad_weights=pad_weights)
-        self.block_size = block_size or self.backend.spec.block_size
-        self.num_blocks = num_blocks
-        cached = (num_blocks or default_blocks(self.block_size)) * self.block_size * pages
+        static = None
+        if self.backend.compiler is not None and self.plan is not None:
+            static = (max(shape.batch for shape in self.plan.shapes), self.plan.longest)
+        self._pages = Pages(self.prepared, self.backend, block_size, num_blocks, static)
+        cached = self._pages.tokens * pages
         self.memory = card_memory(self.prepared, self.backend, self.plan, cached)
         if rules == "warn" and self.memory is not None and not self.memory.report().clean:
             warnings.warn(str(self.memory.report()), RuleWarning, stacklevel=2)
         self._guard = InputGuard(self.backend.spec, rules) if self.backend.ruled else None
         self._compiler = compile_for(self.prepared, self.backend, self.plan, self._guard)
         self._counts, self._lock = Counts(), threading.RLock()
-        self._paged: Paged | None = None
+        self._remembered = Remembered(remember)
         self.ready = self._compiler is None
 
     # -- what users call --------------------------------------------------------------------------
@@ -136,7 +142,7 @@ class Executor:
             self._generate([[mark] * (longest - 64 or 1)], 2, frozenset())
             return
         if self.shares_prefixes:
-            list(run_rows(self._pages([], 0), [[mark] * longest]))
+            list(run_rows(self._pages.room([], 0), [[mark] * longest]))
             return
         for shape in () if self.plan is None else self.plan.shapes:
             for length in (shape.length, shape.length - 1):  # a full batch may need no mask
@@ -196,7 +202,7 @@ class Executor:
             return self._generate(rows, max_new_tokens, marks)
 
     def _generate(self, rows: list[list[int]], new: int, marks: frozenset[int]) -> list[list[int]]:
-        pages = self._pages(rows, new)
+        pages = self._pages.room(rows, new)
         with self._running("a chunk or step over the paged cache"):
             return generate(pages, rows, new, marks)
 
@@ -207,23 +213,6 @@ class Executor:
         self._compiler.running = what
         return explained(self._compiler, self.prepared.model)
 
-    def _pages(self, rows: list[list[int]], new: int) -> Paged:
-        """The paged cache; made when first needed, and where shapes are free and nobody said how
-        many blocks it has, made anew for a call that needs more."""
-        wanted = self.num_blocks
-        if wanted is None and self._compiler is None:
-            tokens = [len(row) + new for row in rows]
-            wanted = blocks_together(tokens, self.block_size, self.backend.spec.max_decode_batch)
-        grows = self._compiler is None and self._paged is not None
-        if self._paged is None or (grows and (wanted or 0) > self._paged.pool.num_blocks):
-            refuse_pages(self.backend)
-            static = None
-            if self._compiler is not None and self.plan is not None:
-                static = (max(shape.batch for shape in self.plan.shapes), self.plan.longest)
-            self._paged = Paged(self.prepared, self.backend.spec, block_size=self.block_size,
-                                num_blocks=wanted, static=static)  # fmt: skip
-        return self._paged
-
     def _each(
         self, ids: Sequence[Ids], segments: Sequence[Ids] | None, function: Callable[..., Tensor],
         progress: Progress | None,
@@ -232,25 +221,30 @@ class Executor:
         if not rows:
             one = probe_rows(self.prepared.model.config, (1,))[0].tolist()
             return self._each([one], None, function, None)[:0]  # its width is the model's matter
-        first, index = distinct(rows, kinds)
-        wanted, told = chosen(rows, kinds, first), Told(progress, index)
-        found = [torch.empty(0)] * len(first)
+        different, first, index = distinct(rows, kinds)
+        keys, told = [(function, *key) for key in different], Told(progress, index)
         with self._lock, alone(compiled=self._compiler is not None):
             self.warmup()
-            for places, pooled in self._pooled(*wanted):
-                for row, value in zip(places, function(pooled).float(), strict=True):
-                    found[row] = value
-                told.done(places)
+            found: Any = self._remembered.of(keys)
+            new = [i for i, value in enumerate(found) if value is None]
+            told.done([i for i, value in enumerate(found) if value is not None])
+            wanted = chosen(rows, kinds, [first[i] for i in new])
+            for places, pooled in self._pooled(*wanted) if new else ():
+                for place, value in zip(places, function(pooled).float(), strict=True):
+                    found[new[place]] = value
+                told.done([new[place] for place in places])
             self._counts.done(wanted[0])
         every = torch.stack([found[i] for i in index])  # out here, so that training may use it
         refuse_non_finite(every)
+        with self._lock:
+            self._remembered.keep(keys, found)
         return every
 
     def _pooled(self, rows: list[list[int]], kinds: list[list[int]] | None) -> Any:
         """Rows and what the head gets for them, run after run."""
         lengths = [len(row) for row in rows]
         if self.shares_prefixes and kinds is None:  # pages are known by their ids alone
-            yield from run_rows(self._pages(rows, 0), rows)
+            yield from run_rows(self._pages.room(rows, 0), rows)
         elif self.plan is not None:
             for run in self.plan.fit(lengths).runs:
                 yield run.rows, self._rectangle(*chosen(rows, kinds, run.rows), run.shape)
@@ -294,7 +288,8 @@ class Executor:
             "shares_prefixes": self.shares_prefixes,
             **compiled(self._compiler),
             **self._counts.described(),
-            "blocks": None if self._paged is None else self._paged.usage(),
+            "blocks": self._pages.usage(),
+            "remembered": self._remembered.described(),
             "memory": None if self.memory is None else self.memory.described(),
             "rules": None if self.rules is None else self.rules.to_dict(),
         }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from headswap.registry.errors import InputError
 from headswap.spyre.errors import DeviceError, NonFiniteError, ShapeError
 from headswap.spyre.prepare import Prepared
 from headswap.spyre.shapes import LENGTH_STEP
+
+Key = tuple[bytes, bytes | None]
+"""A row's ids and segments, 8 bytes each."""
 
 
 def checked_rows(made: Prepared, ids: Any, segments: Any = None, new: int = 0) -> tuple[Any, Any]:
@@ -94,19 +98,23 @@ def _known(made: Prepared) -> int | None:
     return table.num_embeddings if type(table) is nn.Embedding else None
 
 
-def distinct(rows: Any, kinds: Any) -> tuple[list[int], list[int]]:
-    """Where each different row stands first, and which of those each row is: equal rows run
-    once."""
-    known: dict[Any, int] = {}
+def distinct(rows: Any, kinds: Any) -> tuple[list[Key], list[int], list[int]]:
+    """The different rows as keys, where each stands first, and which of those each row is: equal
+    rows run once."""
+    known: dict[Key, int] = {}
     first: list[int] = []
     index: list[int] = []
     for i, row in enumerate(rows):
-        key = (tuple(row), None if kinds is None else tuple(kinds[i]))
+        key = (_bytes(row), None if kinds is None else _bytes(kinds[i]))
         if key not in known:
             known[key] = len(first)
             first.append(i)
         index.append(known[key])
-    return first, index
+    return list(known), first, index
+
+
+def _bytes(row: list[int]) -> bytes:
+    return array("q", row).tobytes()
 
 
 def refuse_non_finite(found: Tensor) -> None:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from headswap.spyre.calls import Calls
+from headswap.spyre.errors import DeviceError
 from headswap.spyre.learning import FAILURES, numbers, probe_rows, same
 from headswap.spyre.packs import run_texts
 from headswap.spyre.prepare import PassReport, Prepared
-from headswap.spyre.products import NONE, LaidLinear, PackedLinear, joined, usable
+from headswap.spyre.products import NONE, Int8Linear, LaidLinear, PackedLinear, joined, usable
 
 MEASURED = 2**25
 """Numbers of weights whose products are timed: more than caches hold, and some milliseconds."""
@@ -29,13 +30,8 @@ def lay_out(made: Prepared, packs: bool) -> None:
     `packs` or padded.
     """
     whole = made.backbone if made.head_spec is not None else made.model
-    rows = probe_rows(made.model.config)
-    spared = _of_head(made)
-    layers = [m for m in whole.modules() if _plain(m) and m not in spared] if usable() else []
-
-    def run() -> Tensor:
-        return run_texts(made, rows) if packs else numbers(made.model, rows, made.pad)
-
+    layers = _layers(made, whole) if usable() else []
+    run = _run(made, packs)
     laid: dict[nn.Module, nn.Module] = {}
     try:
         with torch.no_grad():
@@ -52,6 +48,45 @@ def lay_out(made: Prepared, packs: bool) -> None:
     elif made.head_spec is None:  # decodes a token at a time
         _keep_plain({m: laid[m] for m in layers})
     made.reports.append(PassReport("linears", _said(laid)))
+
+
+def lay_out_int8(made: Prepared, packs: bool) -> None:
+    """Let the backbone's layers multiply in int8, and say what that costs of a few rows' numbers.
+
+    Raises `DeviceError` where the backbone has no such layer or reads a weight itself: nobody who
+    asks for int8 should get something else.
+    """
+    layers, run = _layers(made, made.backbone), _run(made, packs)
+    laid: dict[nn.Module, nn.Module] = {layer: Int8Linear(layer) for layer in layers}
+    try:
+        with torch.no_grad():
+            before = run()
+            _put(made.backbone, laid)
+            found = run()
+    except FAILURES as error:
+        raise DeviceError(
+            f"{type(made.backbone).__name__} cannot run with int8 layers ({error}). Leave "
+            "dtype=torch.int8 out."
+        ) from error
+    if not laid:
+        raise DeviceError(f"{type(made.backbone).__name__} has no linear layer for int8.")
+    off = float((found.float() - before.float()).norm() / before.float().norm())
+    said = f"{len(laid)} weights in int8; numbers of three short rows are off by {off:.2%}"
+    made.reports.append(PassReport("linears", said))
+
+
+def _layers(made: Prepared, root: nn.Module) -> list[nn.Linear]:
+    """The layers below `root` that may be laid out."""
+    spared = _of_head(made)
+    return [m for m in root.modules() if _plain(m) and m not in spared]
+
+
+def _run(made: Prepared, packs: bool) -> Callable[[], Tensor]:
+    """What compares: a few short rows' numbers."""
+    rows = probe_rows(made.model.config)
+    if packs:
+        return lambda: run_texts(made, rows)
+    return lambda: numbers(made.model, rows, made.pad)
 
 
 def _laid(layers: Sequence[nn.Linear], calls: Calls) -> dict[nn.Module, nn.Module]:

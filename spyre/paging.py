@@ -18,9 +18,48 @@ from headswap.spyre.hook import keep_cache
 from headswap.spyre.pool import BlockPool, Lease
 from headswap.spyre.prepare import Prepared
 from headswap.spyre.shapes import round_up
+from headswap.spyre.stack import Backend, refuse_pages
 
 DEFAULT_TOKENS = 8_192
 """Tokens that a cache has room for where nobody says how many blocks it has."""
+
+
+class Pages:
+    """The paged cache of an executor: made when first needed, and where shapes are free and nobody
+    said how many blocks it has, made anew for a call that needs more.
+
+    static  as in `Paged`, where graphs are compiled
+    """
+
+    def __init__(
+        self, made: Prepared, backend: Backend, block_size: int | None, num_blocks: int | None,
+        static: tuple[int, int] | None,
+    ) -> None:  # fmt: skip
+        self._made, self._backend, self._static = made, backend, static
+        self._size, self._blocks = block_size or backend.spec.block_size, num_blocks
+        self.paged: Paged | None = None
+
+    @property
+    def tokens(self) -> int:
+        """What it has room for where it does not grow."""
+        return (self._blocks or default_blocks(self._size)) * self._size
+
+    def room(self, rows: Sequence[Sequence[int]], new: int) -> Paged:
+        """The cache, with room for `rows` and `new` tokens behind each."""
+        wanted, free = self._blocks, self._backend.compiler is None
+        if wanted is None and free:
+            tokens = [len(row) + new for row in rows]
+            wanted = blocks_together(tokens, self._size, self._backend.spec.max_decode_batch)
+        grows = free and self.paged is not None and (wanted or 0) > self.paged.pool.num_blocks
+        if self.paged is None or grows:
+            refuse_pages(self._backend)
+            self.paged = Paged(self._made, self._backend.spec, block_size=self._size,
+                               num_blocks=wanted, static=self._static)  # fmt: skip
+        return self.paged
+
+    def usage(self) -> dict[str, Any] | None:
+        """The pool's numbers; None before the first use."""
+        return None if self.paged is None else self.paged.usage()
 
 
 def default_blocks(block_size: int) -> int:

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from functools import partial
-
-import torch
+from typing import Any
 
 from headswap.spyre.compiling import Guarded, alone, compile_layers
 from headswap.spyre.experts import run_all_experts
-from headswap.spyre.linears import lay_out
+from headswap.spyre.linears import lay_out, lay_out_int8
 from headswap.spyre.looking import InputGuard, looked_at
 from headswap.spyre.memory import Memory, memory
 from headswap.spyre.own_attention import always_masked
 from headswap.spyre.padding import pad_to_sticks
+from headswap.spyre.precision import precision
 from headswap.spyre.prepare import Prepared, cast
 from headswap.spyre.pruning import keep_last_layer
 from headswap.spyre.shapes import ShapePlan
@@ -22,18 +22,19 @@ from headswap.spyre.surroundings import surroundings
 
 
 @alone(compiled=True)
-def fit(
-    made: Prepared, backend: Backend, dtype: torch.dtype | None, *, packs: bool, pad_weights: bool
-) -> None:
+def fit(made: Prepared, backend: Backend, dtype: Any, *, packs: bool, pad_weights: bool) -> None:
     """Change `made` (a copy) into what `backend` runs, in `packs` or padded; each pass adds its
     report."""
+    wanted, int8, why = precision(dtype, backend)
     if backend.compiler is not None:
         always_masked(made)
         run_all_experts(made, sorted_too=backend.name != "inductor")
     if pad_weights and backend.name in ("checked", "spyre"):
         pad_to_sticks(made, backend.spec.stick)
-    cast(made, dtype)
-    if backend.compiler is None:
+    cast(made, wanted, why)
+    if int8:
+        lay_out_int8(made, packs)
+    elif backend.compiler is None:
         lay_out(made, packs)
     else:
         made.reports += surroundings(made)

@@ -270,16 +270,16 @@ def prepare(model: Any, longest: int = 0) -> Prepared:
     return made
 
 
-def cast(made: Prepared, dtype: torch.dtype | None) -> None:
+def cast(made: Prepared, dtype: torch.dtype | None, why: str = "") -> None:
     """Put the backbone in `dtype` (None: as it is); a head stays in fp32. After padding, which is
-    compared in the model's own precision."""
+    compared in the model's own precision. `why` is said behind it."""
     if dtype is None:
         made.reports.append(PassReport("dtype", f"backbone in {made.dtype}, as it was"))
     else:
-        _cast(made, dtype)
+        _cast(made, dtype, why)
 
 
-def _cast(made: Prepared, dtype: torch.dtype) -> None:
+def _cast(made: Prepared, dtype: torch.dtype, why: str) -> None:
     """The backbone in `dtype`; a causal language model whole. RoPE's frequencies stay as they are,
     as `from_pretrained(dtype=)` leaves them: in bf16 they are off by 0.4 %, times the position."""
     kept = [
@@ -293,4 +293,4 @@ def _cast(made: Prepared, dtype: torch.dtype) -> None:
     for module, name, tensor in kept:
         setattr(module, name, tensor)
     said = f"backbone in {dtype}, head in float32" if headed else f"model in {dtype}"
-    made.reports.append(PassReport("dtype", said))
+    made.reports.append(PassReport("dtype", said + why))

@@ -70,6 +70,40 @@ class PackedLinear(LaidLinear):
         return product(states, self.packed, self.bias, self.activation)
 
 
+class Int8Linear(LaidLinear):
+    """A layer whose products are of int8: weights rounded once, one scale an output (symmetric),
+    and states in each call, one scale a token, so that no token's numbers depend on another's. Sums
+    are exact; a bias is added in fp32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        weight = linear.weight.detach().float()
+        self.scales = _scales(weight).flatten()
+        rounded = (weight / self.scales[:, None]).round_().to(torch.int8)
+        self.zeros = torch.zeros(self.out_features, dtype=torch.int32)
+        given = [LAID_OUT_FOR, self.in_features]
+        self.packed = torch.ops.onednn.qlinear_prepack(rounded, given)
+
+    def laid(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1, self.in_features).float()
+        scales = _scales(flat)
+        # unsigned around 128: oneDNN has no fast product of two signed ones
+        rounded = (flat / scales).round_().add_(128).to(torch.uint8)
+        found = torch.ops.onednn.qlinear_pointwise(
+            rounded, 1.0, 128, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.float32,
+            "none", [], "",
+        ).mul_(scales)  # fmt: skip
+        if self.bias is not None:
+            found += self.bias
+        result: Tensor = found.to(states.dtype).reshape(*states.shape[:-1], self.out_features)
+        return result
+
+
+def _scales(rows: Tensor) -> Tensor:
+    """By how much each row `[rows, width]` is to be divided to lie between -127 and 127."""
+    return rows.abs().amax(dim=-1, keepdim=True).clamp_min_(1e-30).div_(127)
+
+
 class Joint:
     """The product of `layers` that are called on the same states, one after the other."""
 

@@ -23,6 +23,8 @@ class Told:
 
     def done(self, places: Sequence[int]) -> None:
         """After a run of the rows at `places`."""
+        if not places:
+            return
         self._done += sum(self._stand_for[place] for place in places)
         if self._progress is not None:
             self._progress(self._done, self._total)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headswap.cli.inputs import read_texts
-from headswap.cli.options import AsJson, Dtype, Source, dtype_of, with_load_options
+from headswap.cli.options import AsJson, Source, dtype_of, with_load_options
 from headswap.cli.output import note, print_json, print_table, progress, quiet_libraries
 from headswap.cli.racing import BATCHES, ONE, OURS, Racer, Row, Task
 from headswap.registry.errors import ConversionError
@@ -27,7 +27,12 @@ def bench(
     path: Source,
     *,
     load: dict[str, Any],
-    dtype: Dtype = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, float16; auto: by this CPU; int8: here, others fp32."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each way has its turn.")] = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each way (torch's own).")] = None,
     file: Annotated[
@@ -38,15 +43,29 @@ def bench(
     """Measure a classifier here and under plain transformers: the same ids, in turns, medians."""
     if load.get("allow_untrained_head"):
         raise ConversionError("An untrained head is random, another one in each process.")
-    dtype_of(dtype)  # a wrong name is refused before anything is started
+    dtype, int8 = numbers_of(dtype)  # a wrong name is refused before anything is started
     texts = read_texts([], file) if file else sample_texts(TEXTS)
     quiet_libraries()
-    found = measured(path, load, dtype or "float32", threads, rounds, texts)
+    found = measured(path, load, dtype, threads, rounds, texts, int8=int8)
     if as_json:
         print_json(found)
         return
     note(_heading(found))
     print_table(COLUMNS, [_cells(way) for way in found["ways"]])
+
+
+def numbers_of(dtype: str | None) -> tuple[str, bool]:
+    """The dtype in which all ways load, and whether ours multiplies in int8."""
+    if dtype == "int8":
+        return "float32", True
+    if dtype == "auto":
+        from headswap.spyre.precision import best
+
+        found, why = best()
+        note(f"dtype auto: {found}, {why}")
+        return str(found).removeprefix("torch."), False
+    dtype_of(dtype)
+    return dtype or "float32", False
 
 
 def sample_texts(count: int) -> list[Any]:
@@ -61,13 +80,13 @@ def sample_texts(count: int) -> list[Any]:
 
 def measured(
     path: str, load: dict[str, Any], dtype: str, threads: int | None, rounds: int,
-    texts: Sequence[Any],
+    texts: Sequence[Any], *, int8: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """The whole measurement as plain values."""
     from headswap.cli.machine import machine
 
     with ExitStack() as stack:
-        racers = [stack.enter_context(closing(Racer(Task(way, path, load, dtype, threads))))
+        racers = [stack.enter_context(closing(Racer(Task(way, path, load, dtype, threads, int8))))
                   for way in (OURS, ONE, BATCHES)]  # fmt: skip
         rows: list[Row] = racers[0].ask("encode", texts)
         wanted = _reference(path, load, threads, rows) if dtype != "float32" else None
@@ -89,7 +108,7 @@ def measured(
             }
             for racer in racers
         ]
-        return {"source": path, "reference": racers[1].reference, "dtype": dtype,
+        return {"source": path, "reference": racers[1].reference, "dtype": dtype, "int8": int8,
                 "threads": threads, "rounds": rounds, "texts": len(rows), "tokens": tokens,
                 "machine": machine(), "ways": ways}  # fmt: skip
 
@@ -145,7 +164,8 @@ def _heading(found: dict[str, Any]) -> str:
     on = found["machine"]
     threads = found["threads"] or "torch's own number of"
     return (
-        f"{found['source']} against {found['reference']}, {found['dtype']}, {threads} threads, "
+        f"{found['source']} against {found['reference']}, {found['dtype']}"
+        f"{' (int8 here)' if found['int8'] else ''}, {threads} threads, "
         f"{found['texts']} texts of {found['tokens']} tokens, medians of {found['rounds']} rounds; "
         f"{on['date']}, {on['cpu']}, {on['cores']} cores, {' '.join(on['flags'])}. From token ids "
         "to logits; differences from plain transformers in fp32."

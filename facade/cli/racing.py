@@ -21,13 +21,15 @@ Run = Callable[[Sequence[Row]], Any]  # rows -> fp32 logits [rows, labels]
 
 @dataclass(frozen=True)
 class Task:
-    """What a process is asked to load; `dtype` None is float32, `threads` None torch's own."""
+    """What a process is asked to load; `dtype` None is float32, `threads` None torch's own, `int8`
+    for int8 products here."""
 
     way: str
     path: str
     load: dict[str, Any]
     dtype: str | None = None
     threads: int | None = None
+    int8: bool = False
 
 
 class Racer:
@@ -113,9 +115,12 @@ class _Opened:
         self.run(_first_rows(self._job))
 
     def _ours(self, dtype: Any) -> Run:
+        import torch
+
         from headswap.spyre import Executor
 
-        self._executor = executor = Executor(self._job.load(dtype)).warmup()
+        used = torch.int8 if self._task.int8 else None
+        self._executor = executor = Executor(self._job.load(dtype), dtype=used).warmup()
 
         def run(rows: Sequence[Row]) -> Any:
             segments = [types for _, types in rows if types is not None]

@@ -69,6 +69,30 @@ def test_low_precision_is_compared_with_transformers_in_fp32(tmp_path: Path) -> 
     assert one > 1e-4
 
 
+def test_what_int8_costs_is_told(tmp_path: Path) -> None:
+    from headswap.spyre.precision import capabilities
+
+    (file := tmp_path / "texts.txt").write_text("\n".join(LINES))
+    folder = saved(tmp_path / "model", "bert")
+    found = headswap("bench", folder, "--file", file, "--rounds", 1, "--dtype", "int8", "--json")
+    if not capabilities().get("avx512_vnni"):
+        assert (found.returncode, "VNNI" in found.stderr) == (3, True)
+        return
+    report = json.loads(found.stdout)
+    assert (report["dtype"], report["int8"]) == ("float32", True)
+    ours, one, _ = (way["difference"] for way in report["ways"])
+    assert one == 0
+    assert 1e-5 < ours < 0.1
+
+
+def test_dtype_auto_is_resolved_and_said(tmp_path: Path) -> None:
+    (file := tmp_path / "texts.txt").write_text("\n".join(LINES))
+    folder = saved(tmp_path / "model", "bert")
+    found = headswap("bench", folder, "--file", file, "--rounds", 1, "--dtype", "auto", "--json")
+    assert "dtype auto: torch." in found.stderr
+    assert json.loads(found.stdout)["dtype"] in ("float32", "bfloat16")
+
+
 def test_label_tokens_are_measured_with_a_template_on_the_built_in_texts(tmp_path: Path) -> None:
     folder = saved(tmp_path / "causal", "llama", "AutoModelForCausalLM")
     found = headswap("bench", folder, "--label-token", "no", "--label-token", "yes",

@@ -311,7 +311,7 @@ def test_rows_together_stay_within_the_devices_volume() -> None:
     prompts = rows((60, 20, 50, 10))
     executor = small(max_volume=256)  # two rows of 128
     most: list[int] = []
-    pages: Any = executor._pages(prompts, 8)
+    pages: Any = executor._pages.room(prompts, 8)
     step = pages.step
     pages.step = lambda live, run: most.append(len(live)) or step(live, run)
     assert executor.generate(prompts, 8) == greedy(causal("qwen3"), prompts, 8)
@@ -362,7 +362,7 @@ def test_classified_rows_share_their_prefix(kind: str, chunk: int) -> None:
     for _ in range(2):
         torch.testing.assert_close(executor.logits(ids), want, atol=1e-5, rtol=0)
     assert executor.report()["blocks"]["tokens_shared"] == (3 + 4) * 128
-    pages: Any = executor._paged
+    pages: Any = executor._pages.paged
     for block in range(9):  # what no row holds or knows may be anything
         if block and pages.pool._blocks[block].key is None:
             for layer in pages.cache.layers:
@@ -397,7 +397,7 @@ def test_what_freed_blocks_hold_does_not_matter() -> None:
     executor = small(num_blocks=6)
     want = greedy(model, prompts, 8)
     assert executor.generate(prompts, 8) == want
-    pages: Any = executor._paged
+    pages: Any = executor._pages.paged
     for layer in pages.cache.layers:
         layer.key.fill_(float("nan"))
         layer.value.fill_(float("nan"))
