@@ -4,6 +4,7 @@ run, no list of families."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
@@ -57,12 +58,12 @@ class Calls:
         follows: dict[nn.Module, list[nn.Linear | None]] = {}
         for module, given in self._other:
             follows.setdefault(module, []).append(made_by.get(id(given)))
-        called = [layer for layer, _, _ in self._linear]
+        called = Counter(layer for layer, _, _ in self._linear)
         homes = _homes(self._root)
         found = {}
         for module, before in follows.items():
             layer = before[0]
-            if layer is None or {*before} != {layer} or len(before) != called.count(layer):
+            if layer is None or {*before} != {layer} or len(before) != called[layer]:
                 continue
             if len(homes[module]) != 1 or homes[module] != homes[layer] or layer in found:
                 continue

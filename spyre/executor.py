@@ -37,6 +37,7 @@ from headswap.spyre.looking import InputGuard
 from headswap.spyre.packs import PACK_TOKENS, run_pack
 from headswap.spyre.paging import Pages, run_rows, shares
 from headswap.spyre.passes import card_memory, compile_for, fit
+from headswap.spyre.precision import precision
 from headswap.spyre.prefixes import places_of, plan_packs
 from headswap.spyre.prepare import prepare
 from headswap.spyre.rectangles import Ids, run_rectangle
@@ -92,7 +93,9 @@ class Executor:
         remember: int = 0,
         pad_weights: bool = True,
     ) -> None:
+        self._remembered = Remembered(remember)
         self.backend = choose(backend, device, rules)
+        wanted = precision(dtype, self.backend)  # refused before the model is looked at
         self.plan = planned(shapes, self.backend.spec, compiled=self.backend.compiler is not None)
         self.model = model
         self.prepared = prepare(model, 0 if self.plan is None else self.plan.longest)
@@ -104,7 +107,7 @@ class Executor:
             self.prepared, attention, planned=self.plan is not None, paged=pages,
             fused=self.backend.name in ("eager", "inductor"),
         )  # fmt: skip
-        fit(self.prepared, self.backend, dtype, packs=self.packs, pad_weights=pad_weights)
+        fit(self.prepared, self.backend, wanted, packs=self.packs, pad_weights=pad_weights)
         static = None
         if self.backend.compiler is not None and self.plan is not None:
             static = (max(shape.batch for shape in self.plan.shapes), self.plan.longest)
@@ -116,7 +119,6 @@ class Executor:
         self._guard = InputGuard(self.backend.spec, rules) if self.backend.ruled else None
         self._compiler = compile_for(self.prepared, self.backend, self.plan, self._guard)
         self._counts, self._lock = Counts(), threading.RLock()
-        self._remembered = Remembered(remember)
         self.ready = self._compiler is None
 
     # -- what users call --------------------------------------------------------------------------

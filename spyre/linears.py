@@ -31,6 +31,9 @@ def lay_out(made: Prepared, packs: bool) -> None:
     """
     whole = made.backbone if made.head_spec is not None else made.model
     layers = _layers(made, whole) if usable() else []
+    if not layers:
+        made.reports.append(PassReport("linears", _said({})))
+        return
     run = _run(made, packs)
     laid: dict[nn.Module, nn.Module] = {}
     try:
@@ -57,6 +60,8 @@ def lay_out_int8(made: Prepared, packs: bool) -> None:
     asks for int8 should get something else.
     """
     layers, run = _layers(made, made.backbone), _run(made, packs)
+    if not layers:
+        raise DeviceError(f"{type(made.backbone).__name__} has no linear layer for int8.")
     laid: dict[nn.Module, nn.Module] = {layer: Int8Linear(layer) for layer in layers}
     try:
         with torch.no_grad():
@@ -68,8 +73,6 @@ def lay_out_int8(made: Prepared, packs: bool) -> None:
             f"{type(made.backbone).__name__} cannot run with int8 layers ({error}). Leave "
             "dtype=torch.int8 out."
         ) from error
-    if not laid:
-        raise DeviceError(f"{type(made.backbone).__name__} has no linear layer for int8.")
     off = float((found.float() - before.float()).norm() / before.float().norm())
     said = f"{len(laid)} weights in int8; numbers of three short rows are off by {off:.2%}"
     made.reports.append(PassReport("linears", said))
@@ -129,9 +132,11 @@ def _keep_plain(laid: dict[nn.Linear, Any]) -> None:
     """Let single tokens meet the plain weights (which the model that was given holds anyway) where
     this machine is faster so: oneDNN is on AMD, MKL on Intel."""
     some: list[nn.Linear] = []
+    room = MEASURED
     for layer in laid:
-        if not some or sum(m.weight.numel() for m in some) + layer.weight.numel() <= MEASURED:
+        if not some or layer.weight.numel() <= room:
             some.append(layer)
+            room -= layer.weight.numel()
     one = {m.in_features: m.weight.new_zeros(1, 1, m.in_features) for m in some}
 
     def plain() -> Any:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from headswap.spyre.compiling import Guarded, alone, compile_layers
 from headswap.spyre.experts import run_all_experts
@@ -13,7 +12,7 @@ from headswap.spyre.looking import InputGuard, looked_at
 from headswap.spyre.memory import Memory, memory
 from headswap.spyre.own_attention import always_masked
 from headswap.spyre.padding import pad_to_sticks
-from headswap.spyre.precision import precision
+from headswap.spyre.precision import Precision
 from headswap.spyre.prepare import Prepared, cast
 from headswap.spyre.pruning import keep_last_layer
 from headswap.spyre.shapes import ShapePlan
@@ -22,16 +21,18 @@ from headswap.spyre.surroundings import surroundings
 
 
 @alone(compiled=True)
-def fit(made: Prepared, backend: Backend, dtype: Any, *, packs: bool, pad_weights: bool) -> None:
+def fit(
+    made: Prepared, backend: Backend, wanted: Precision, *, packs: bool, pad_weights: bool
+) -> None:
     """Change `made` (a copy) into what `backend` runs, in `packs` or padded; each pass adds its
     report."""
-    wanted, int8, why = precision(dtype, backend)
+    dtype, int8, why = wanted
     if backend.compiler is not None:
         always_masked(made)
         run_all_experts(made, sorted_too=backend.name != "inductor")
     if pad_weights and backend.name in ("checked", "spyre"):
         pad_to_sticks(made, backend.spec.stick)
-    cast(made, wanted, why)
+    cast(made, dtype, why)
     if int8:
         lay_out_int8(made, packs)
     elif backend.compiler is None:

@@ -17,14 +17,18 @@ UNITS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
 """CPU flags of units that multiply bf16, by torch's names (`torch.cpu.get_capabilities`)."""
 
 
-def precision(asked: Any, backend: Backend) -> tuple[torch.dtype | None, bool, str]:
-    """The backbone's dtype (None: as it is), whether its linear layers multiply in int8, and why.
+Precision = tuple[torch.dtype | None, bool, str]
+"""The backbone's dtype (None: as it is), whether its linear layers multiply in int8, and why."""
+
+
+def precision(asked: Any, backend: Backend) -> Precision:
+    """What `asked` means on `backend`.
 
     Raises `DeviceError` for what no executor runs in.
     """
     if asked is None:
         return None, False, ""
-    if isinstance(asked, str) and asked == AUTO:
+    if asked == AUTO:
         found, why = best(backend)
         return found, False, f", auto: {why}"
     if asked is torch.int8:
@@ -42,7 +46,8 @@ def best(backend: Backend | None = None) -> tuple[torch.dtype, str]:
     if backend is not None and backend.on_card:
         name = backend.spec.dtype
         return getattr(torch, name), f"the card computes in {name}"
-    units = [name for name in UNITS if capabilities().get(name)]
+    known = capabilities()
+    units = [name for name in UNITS if known.get(name)]
     if units:
         return torch.bfloat16, f"this CPU has {units[0]}"
     return torch.float32, "this CPU has no unit for bf16"
