@@ -23,6 +23,7 @@ from headswap.spyre.lengths import Lengths
 from headswap.spyre.settled import Settled
 from headswap.spyre.view import shared_copy
 from headswap.spyre.visibility import Feature
+from headswap.spyre.weights import Weights
 
 POOLED = ("first", "last", "next", "mean", "eos", "pooler")
 """Pooling rules that read rows of the last states (a pooler: the first one)."""
@@ -34,49 +35,6 @@ class PassReport:
 
     name: str
     said: str
-
-
-def _few(weight: nn.Parameter) -> Tensor:
-    """A view of some numbers of a weight, spread over it."""
-    flat = weight.detach().reshape(-1)
-    return flat[:: max(1, len(flat) // 8)]
-
-
-ADAPTERS = ("_disable_adapters", "_active_adapter")
-"""Where peft keeps, in each layer, whether its adapters run and which."""
-
-
-class Weights:
-    """A model's weights as they were: laid-out copies and cached keys were made of them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._seen = model, self._now(model)
-        self._adapted = [module for module in model.modules() if hasattr(module, ADAPTERS[0])]
-        self._switches = self._switched()
-        # What writes past the counter of versions (a fused optimizer, `.data`) changes all of a
-        # weight, so a few numbers of each tell.
-        self._few = [_few(p) for p in model.parameters() if p.device.type == "cpu"]
-        self._held = self._sampled()
-
-    @staticmethod
-    def _now(model: nn.Module) -> list[tuple[int, int]]:
-        return [(id(p), 0 if p.is_inference() else p._version) for p in model.parameters()]
-
-    def _switched(self) -> list[Any]:
-        return [str(getattr(m, name)) for m in self._adapted for name in ADAPTERS]
-
-    def _sampled(self) -> Tensor:
-        return torch.cat(self._few).nan_to_num() if self._few else torch.empty(0)
-
-    def refuse_change(self) -> None:
-        """Raise `DeviceError` where a weight was written to or replaced since, or an adapter was
-        switched."""
-        same = self._now(self._model) == self._seen and self._switched() == self._switches
-        if not same or not torch.equal(self._sampled(), self._held):
-            raise DeviceError(
-                f"The weights of {type(self._model).__name__} changed after its executor was made, "
-                "which holds some of them in another layout. Make a new Executor."
-            )
 
 
 @dataclass(eq=False)

@@ -624,6 +624,15 @@ def test_weights_that_change_past_torchs_counter_are_refused_too(how: dict[str, 
     next(iter(model.parameters())).data.mul_(2)
     with pytest.raises(DeviceError, match=r"weights .* changed"):
         executor.logits(ids)
+    executor = Executor(model, backend="eager", **how)
+    weight = model.backbone.layers[0].self_attn.q_proj.weight
+    weight.data = torch.randn_like(weight)
+    with pytest.raises(DeviceError, match=r"weights .* changed"):
+        executor.logits(ids)
+    executor = Executor(model, backend="eager", **how)
+    model.backbone.layers[0].mlp.act_fn = torch.nn.ReLU()
+    with pytest.raises(DeviceError, match=r"weights .* changed"):
+        executor.logits(ids)
 
 
 @pytest.mark.parametrize("extra", [1, 16, 40])
