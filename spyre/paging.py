@@ -196,7 +196,8 @@ class Paged:
             places = batch.position_ids.clamp(max=chunk.end - 1)  # a table may end with the text
             found = self._run(run, [text], places, batch, chunk.end - chunk.start - 1)
             sequence.stored = chunk.end
-        self.pool.publish(lease, ids)
+        if bool(found.isfinite().all()):  # what is no number would meet later rows in their prefix
+            self.pool.publish(lease, ids)
         return found
 
     def step(self, live: Sequence[Stored], run: Any) -> Any:
@@ -224,9 +225,11 @@ class Paged:
 
 
 def shares(made: Prepared) -> bool:
-    """Whether `run_rows` gives a model's own numbers: it is causal and pools the last token."""
+    """Whether `run_rows` gives a model's own numbers: it is causal, counts positions from 0 and
+    pools the last token."""
     spec = made.head_spec
-    return made.causal and spec is not None and spec.pooling == "last" and not spec.compat
+    own = made.causal and not made.offset
+    return own and spec is not None and spec.pooling == "last" and not spec.compat
 
 
 def run_rows(paged: Paged, rows: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor]]:

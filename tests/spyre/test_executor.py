@@ -635,6 +635,27 @@ def test_weights_that_change_past_torchs_counter_are_refused_too(how: dict[str, 
         executor.logits(ids)
 
 
+def test_a_row_that_is_no_number_leaves_nothing_in_the_prefix_cache() -> None:
+    model = headswap.as_seq_cls_model(tiny("llama", "AutoModel"), num_labels=2).eval()
+    with torch.no_grad():
+        model.backbone.embed_tokens.weight[50] = float("nan")
+    good = [5, 6] * 22
+    executor = Executor(model, backend="eager", share_prefixes=True, block_size=16)
+    with pytest.raises(NonFiniteError) as caught:
+        executor.logits([[*good[:40], 50, 6], good])
+    assert caught.value.rows == (0,)
+    torch.testing.assert_close(executor.logits([good]), expected(model, [good]), atol=1e-5, rtol=0)
+
+
+def test_positions_that_begin_behind_the_pad_id_share_no_prefix() -> None:
+    source = tiny("roberta", "AutoModelForCausalLM", is_decoder=True)
+    model = headswap.as_seq_cls_model(source, num_labels=2, pooling="last").eval()
+    ids = rows((40, 20))
+    executor = Executor(model, backend="eager", share_prefixes=True)
+    assert not executor.report()["shares_prefixes"]
+    torch.testing.assert_close(executor.logits(ids), expected(model, ids), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("extra", [1, 16, 40])
 def test_filler_rows_of_a_step_write_into_the_reserved_block_alone(extra: int) -> None:
     from headswap.spyre.cache import decode
