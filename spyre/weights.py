@@ -43,7 +43,7 @@ class Weights:
 
     def _now(self) -> list[int]:
         """What stands in each module, and how often its weights were written to."""
-        found = []
+        found: list[int] = []
         for modules, weights in self._tables:
             found.extend(map(id, modules.values()))
             for p in weights.values():
