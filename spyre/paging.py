@@ -186,7 +186,7 @@ class Paged:
         """Run what is not stored of a prompt, chunk by chunk; `run(ids, places, batch, last)`
         gets `[1, tokens]` ids and places, and the index of the chunk's last token. Returns what
         it gave for the last chunk."""
-        size: int = self.pool.block_size
+        size = self.pool.block_size
         found: Any = None
         lease, ids = sequence.lease, sequence.ids
         width = None if self.static is None else self.pool.blocks_for(self.context + self.chunk)

@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from headswap.spyre.errors import DeviceError
 
 
+ADAPTERS = ("_disable_adapters", "_active_adapter")
+"""Where peft keeps, in each layer, whether its adapters run and which."""
+
+
 def _few(weight: nn.Parameter) -> Tensor:
     """A view of some numbers of a weight, spread over it."""
     flat = weight.detach().reshape(-1)
@@ -20,10 +24,6 @@ def _few(weight: nn.Parameter) -> Tensor:
 def _where(weight: Tensor) -> int:
     """Where a weight lies: `weight.data = other` moves neither its id nor its counter."""
     return weight.data_ptr() if type(weight) is nn.Parameter else 0
-
-
-ADAPTERS = ("_disable_adapters", "_active_adapter")
-"""Where peft keeps, in each layer, whether its adapters run and which."""
 
 
 class Weights:
