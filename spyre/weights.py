@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from headswap.spyre.errors import DeviceError
 
-
 ADAPTERS = ("_disable_adapters", "_active_adapter")
 """Where peft keeps, in each layer, whether its adapters run and which."""
 
